@@ -24,7 +24,7 @@ class Catalogue:
 
     Attributes:
         root: the store's directory.
-        writable: whether this process may change the store; sandboxes can run from a read-only store too.
+        writable: whether this process may change the store. Sandboxes can also run from a read-only store.
     """
 
     root: Path
@@ -47,7 +47,7 @@ class Catalogue:
 
     @contextmanager
     def _changing(self, action: str) -> Iterator[None]:
-        """Reject a change of a read-only store; convert OSErrors of the body as :func:`store_faults` does.
+        """Raise an error if the store is read-only; convert OSErrors of the body as :func:`store_faults` does.
 
         Raises:
             StoreError: the store is read-only.
@@ -59,7 +59,7 @@ class Catalogue:
     # --- images ---
 
     def put_image(self, record: ImageRecord) -> None:
-        """Write an image's record, replacing an earlier record of the same name.
+        """Write an image's record and replace an earlier record of the same name.
 
         Raises:
             InvalidValue: the name cannot be used as a file name.
@@ -103,7 +103,7 @@ class Catalogue:
         return records
 
     def images_with(self, text: str) -> list[ImageRecord]:
-        """Return the image records whose JSON contains an ASCII string; records without it are not parsed.
+        """Return the image records whose JSON contains an ASCII string; do not parse other records, which is faster.
 
         Raises:
             StoreError: a matching record is damaged.
@@ -116,7 +116,7 @@ class Catalogue:
         return records
 
     def remove_image(self, name: str) -> None:
-        """Remove an image's record and pin; garbage collection removes its layers later.
+        """Remove an image's record and pin; a later garbage collection removes the image's layers.
 
         Raises:
             NotFound: there is no image of that name.
@@ -152,7 +152,7 @@ class Catalogue:
 
     def pins(self) -> frozenset[str]:
         """Return the names of the pinned images."""
-        # A read-only store may have been created by a version without pins.
+        # Earlier versions created stores without the directory `pins`.
         with store_faults("list pins"), suppress(FileNotFoundError):
             return frozenset(os.listdir(self.root / "pins"))
         return frozenset()
@@ -160,7 +160,7 @@ class Catalogue:
     # --- failed builds ---
 
     def put_failure(self, record: FailureRecord) -> None:
-        """Record that a build failed; :meth:`put_image` removes the record once the build succeeds.
+        """Record a failed build. :meth:`put_image` removes the record when a later build succeeds.
 
         Raises:
             InvalidValue: the name cannot be used as a file name.
@@ -215,8 +215,8 @@ def check_name(name: str) -> str:
     """Return the name if the store can use it as a file name.
 
     Raises:
-        InvalidValue: the name is empty, longer than 200 characters, starts with a character other than a letter, digit
-            or underscore, or contains a character outside of letters, digits and ``._@+=-``.
+        InvalidValue: the name is empty, is longer than 200 characters, does not start with a letter, digit or
+            underscore, or contains a character other than letters, digits and ``._@+=-``.
     """
     if _NAME.fullmatch(name) is None:
         raise InvalidValue(f"{name!r} is not a usable name", hint="use letters, digits and . _ @ + = - (200 at most)")

@@ -1,4 +1,4 @@
-"""Collect garbage: remove old images, unreferenced layers and leftovers, but nothing that a process is using."""
+"""Collect garbage: remove old images, unreferenced layers and leftovers that no process is using."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from minisandbox.store.sizes import Removal, StoreSizes, stack_of
 from minisandbox.store.store import Store
 
 BLOB, PART = ".blob", ".part"
-"""Suffixes of a pull's downloads: a complete blob, and a partial one. The pull removes both after unpacking."""
+"""Suffixes of complete and partial downloads of a pull. The pull removes its downloads after unpacking them."""
 _BLOB_SECONDS = 7 * 86400.0
 GRACE = 3600.0
-"""Seconds for which a layer is kept after its last use, so that a resumed or retried build finds it."""
+"""Seconds to keep an unreferenced layer after its last use, so that a resumed or retried build can reuse it."""
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class Collected:
         layers: keys of the removed layers.
         spared: keys of layers that no image references, kept because they are in use or were used recently.
         frozen: names of images that were frozen instead of removed.
-        leftovers: one line for each removed leftover of a dead process or of damage.
+        leftovers: one line for each removed leftover, for example of a dead process, or a quarantined layer.
         orphans: number of removed pool objects that no layer linked to.
         freed: number of bytes freed.
         size: bytes that the remaining layers take, each inode counted once.
@@ -65,17 +65,17 @@ def collect(
     dry_run: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Collected:
-    """Remove leftovers, unreferenced layers, images unused for too long, and images until the store fits its budget.
+    """Remove leftovers, unreferenced layers and unused images, and further images until the store fits its budget.
 
-    Sandboxes and builds of other processes may run meanwhile, because layers in use are never removed. Images that
+    Other processes may run sandboxes and builds meanwhile, because layers in use are never removed. Images that
     are pinned, named in ``keep``, in use or used within ``grace`` are kept, even if the store exceeds its budget.
 
     Args:
         store: the store.
-        budget: bytes that all layers may take; the least recently used images are removed until the layers fit.
-        unused_for: seconds; images that were not used for longer are removed.
+        budget: maximum bytes of all layers; the least recently used images are removed until the layers fit.
+        unused_for: seconds; images whose last use is longer ago are removed.
         keep: names of images to keep.
-        grace: seconds for which a layer is kept after it was made or last used.
+        grace: seconds to keep a layer after it was created or last used.
         freeze: freeze images that are too old instead of removing them. To meet the budget, freeze images first, and
             remove images only if the layers still exceed the budget.
         dry_run: remove nothing, only report what would be removed.
@@ -92,7 +92,7 @@ def collect(
     if freeze:
         _freeze_first(store, collected, budget, unused_for, frozenset(keep) | store.pins(), grace, dry_run, report)
         unused_for = None
-        budget = None if dry_run else budget  # a dry run cannot know which removals the freezing leaves necessary
+        budget = None if dry_run else budget  # a dry run cannot know how many images to remove after freezing
     with store_faults("collect what is not needed"), store.alone():
         collection = _Collection(store, collected, grace, dry_run, report)
         collection.leftovers()
@@ -110,7 +110,7 @@ def remove_images(
     dry_run: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Collected:
-    """Remove images by name and the leftovers of failed builds, with the layers that nothing else references.
+    """Remove images by name, failed builds, and the layers that nothing else references.
 
     A layer in use is kept; :func:`collect` removes it later.
 
@@ -125,7 +125,7 @@ def remove_images(
         The removed images, layers and leftovers.
 
     Raises:
-        NotFound: there is no image of one of these names; nothing was removed.
+        NotFound: an image of ``names`` does not exist; nothing was removed.
         StoreError: the store is read-only, a record is damaged, or a system call failed.
     """
     store.require_writable("remove images")
@@ -168,7 +168,7 @@ def _freeze_first(
     dry_run: bool,
     report: Callable[[str], None],
 ) -> None:
-    """Freeze images that are too old, then the least recently used others until the layers fit the budget."""
+    """Freeze images that are too old, then the least recently used images until the layers fit the budget."""
     images = store.images()
     sizes, now = StoreSizes(store, images), time.time()
     idle = idle_images(store, images, keep=keep, grace=grace)
@@ -189,7 +189,7 @@ def remove_download(store: Store, path: Path) -> bool:
 
     Args:
         store: the store.
-        path: the complete or the partial blob.
+        path: path of the complete or the partial download.
     """
     with suppress(StoreError), hold_lock(store.root / "locks" / f"download-{path.stem}.lock", timeout=0):
         path.with_suffix(BLOB).unlink(missing_ok=True)
@@ -199,13 +199,13 @@ def remove_download(store: Store, path: Path) -> bool:
 
 
 def use_of_image(store: Store, image: ImageRecord) -> Use:
-    """Return the use of an image: the use of its least used layer, because a sandbox of the image uses all layers."""
+    """Return an image's usage: the minimum over its layers, because each of its sandboxes uses all layers."""
     uses = [use_of(store.layer_directory(key), image.created) for key in image.layers] or [Use(0, image.created)]
     return Use(min(use.count for use in uses), min(use.last for use in uses))
 
 
 def is_in_use(store: Store, image: ImageRecord) -> bool:
-    """Return whether processes hold all layers of an image; one held layer may belong to another image."""
+    """Return whether all layers of an image are in use; a single layer may be in use by another image."""
     return bool(image.layers) and all(in_use(store.layer_directory(key)) for key in reversed(image.layers))
 
 
@@ -224,7 +224,7 @@ class _Collection:
     def choose(
         self, sizes: StoreSizes, keep: Collection[str], budget: int | None, unused_for: float | None
     ) -> list[str]:
-        """Return the images to remove, the least recently used first."""
+        """Return the names of images to remove, least recently used first."""
         now, image_names = time.time(), []
         failed = self._failed_layers()
         kept_keys = {key for key in sizes.layers if key in failed or self._fresh(sizes, key)}
@@ -244,11 +244,11 @@ class _Collection:
         return {key for failure in self._failures() for key in failure.layers}
 
     def _failures(self) -> list[FailureRecord]:
-        """Return the records of failed builds that are kept."""
+        """Return the records of failed builds, except those that are being removed."""
         return [failure for failure in self.store.failures() if failure.image not in self.forgotten]
 
     def remove_failures(self) -> set[str]:
-        """Remove the records and logs of failed builds; return their layers, which images may share."""
+        """Remove the failed builds of :attr:`forgotten`; return the keys of their layers, which images may share."""
         layers = set[str]()
         for failure in self.store.failures():
             if failure.image in self.forgotten:
@@ -268,13 +268,13 @@ class _Collection:
         candidates: Collection[str] | None = None,
         copy_age: float = math.inf,
     ) -> None:
-        """Remove images, and the layers that nothing else needs.
+        """Remove images, and layers that nothing references any more.
 
         Args:
             sizes: sizes of the store's layers before the removal.
             names: the images.
-            candidates: the only layers that may be removed; None allows all.
-            copy_age: age in seconds from which blobs of layers with a tree are removed.
+            candidates: keys of the layers that may be removed; None allows all layers.
+            copy_age: minimum age in seconds of removed blobs, if the layer also has a tree.
         """
         images = self.remove_images(sizes, names)
         self.remove_layers(sizes, images, candidates)
@@ -314,7 +314,7 @@ class _Collection:
                 self.result.spared.append(key)
 
     def leftovers(self) -> None:
-        """Remove leftovers of dead processes, quarantined files, old downloads, and logs without a layer."""
+        """Remove leftovers of dead processes, quarantined files, old downloads, and logs whose layer does not exist."""
         if not self.dry_run:
             removed = reclaim(self.store.root)
             self.result.leftovers += [f"{removed} unfinished directories of dead processes"] if removed else []
@@ -334,10 +334,10 @@ class _Collection:
             self._leftover(f"download {path.name[:16]} of an unfinished pull", size)
 
     def blobs(self, grace: float) -> None:
-        """Remove blobs of removed layers, and old copies of layers that have a tree.
+        """Remove blobs of removed layers, and old blobs of layers that also have a tree.
 
         Args:
-            grace: age in seconds from which a copy is removed.
+            grace: minimum age in seconds of removed blobs, if the layer also has a tree.
         """
         frozen, copies = freezing.blob_names(self.store)
         for path in sorted((self.store.root / FOLDER).glob("[!.]*")):
@@ -347,11 +347,11 @@ class _Collection:
                     if _older(status.st_mtime, grace):
                         description = f"copy {path.name[:16]} of a layer for push and export"
                         self._remove(path, description, status.st_blocks * 512)
-                elif path.name not in frozen and not self.dry_run:  # the blob's size was counted with its layer
+                elif path.name not in frozen and not self.dry_run:  # its size was counted with the layer
                     path.unlink()
 
     def remove_logs(self, grace: float) -> None:
-        """Remove logs of steps whose layer is gone, unless the failure is still recorded."""
+        """Remove logs of steps whose layer does not exist, unless a failed build refers to the log."""
         failed = {failure.key for failure in self._failures()}
         for path in sorted((self.store.root / "logs").glob("[!.]*.log")):
             with suppress(FileNotFoundError):
@@ -361,7 +361,7 @@ class _Collection:
 
     def orphans(self) -> None:
         """Remove pool objects that no layer links to."""
-        # Count objects only: their bytes were counted with the removed layers.
+        # Only count the objects; their bytes were already counted with the removed layers.
         self.result.orphans = self.store.pool.remove_orphans(dry_run=self.dry_run)[0]
         if self.result.orphans and not self.result.layers:
             self.report(f"{self.result.orphans} objects that no layer has")
@@ -376,7 +376,8 @@ class _Collection:
             if fd is None:
                 return
             try:
-                self._remove(path, f"lock {path.name} of a dead process", 0)  # unlink before unlock, as hold_lock does
+                # Unlink before unlocking, as hold_lock() does.
+                self._remove(path, f"lock {path.name} of a dead process", 0)
             finally:
                 os.close(fd)
 

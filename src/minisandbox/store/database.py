@@ -1,4 +1,4 @@
-"""Open the SQLite database of a run, durably and on network file systems too."""
+"""Open the SQLite database of a run with durable transactions, also on network file systems."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class Database:
     def __init__(self, path: Path | None, *, wait: float = _WAIT, readonly: bool = False) -> None:
         self._path = path or Path(":memory:")
         with self._faults():
-            # Only one thread uses the connection at a time, but the thread may change.
+            # Several threads may use the connection, but only one at a time.
             self._database = _connect(path, wait, readonly)
             try:
                 self.journal = "" if readonly else _journal(self._database)
                 """SQLite's journal mode: ``wal``, or ``delete`` if the file system does not support WAL (NFS)."""
                 self._prepare(readonly)
-            except BaseException:  # Ctrl-C included: the file must not stay open
+            except BaseException:  # also on Ctrl-C, close the file
                 self._database.close()
                 raise
         if path is not None and self.journal == "delete":
@@ -97,9 +97,9 @@ class Database:
 def _connect(path: Path | None, wait: float, readonly: bool) -> sqlite3.Connection:
     """Open a database file.
 
-    A reader uses SQLite's locks if it can, because ``immutable`` would show it stale or half-written rows while a run
-    is writing. Readers share a ``-wal`` and a ``-shm`` file. If the directory is read-only and no writer has created
-    these files, open the database with ``immutable`` (sqlite.org/wal.html#read_only_databases).
+    A reader uses SQLite's locks if possible, because ``immutable`` could return stale or half-written rows while a run
+    is writing. With WAL, a reader needs the files ``-wal`` and ``-shm``. If they are missing and the directory is
+    read-only, open the database with ``immutable`` (sqlite.org/wal.html#read_only_databases).
     """
     uri = "file::memory:" if path is None else path.absolute().as_uri()
 
@@ -121,8 +121,9 @@ def _connect(path: Path | None, wait: float, readonly: bool) -> sqlite3.Connecti
 def _journal(database: sqlite3.Connection) -> str:
     """Set and return the journal mode: WAL, or a rollback journal if the file system does not support WAL.
 
-    WAL needs shared memory, which network file systems lack (sqlite.org/wal.html). SQLite then refuses the mode, or
-    fails at the first read. ``MINISANDBOX_NO_WAL=1`` is for file systems on which WAL only seems to work.
+    WAL needs shared memory, which network file systems lack (sqlite.org/wal.html). On such a file system, SQLite
+    rejects the mode or fails at the first read. Set ``MINISANDBOX_NO_WAL=1`` for file systems on which
+    WAL seems to work, but is unreliable.
     """
     modes = ("delete",) if os.environ.get("MINISANDBOX_NO_WAL") == "1" else ("wal", "delete")
     journal_mode = ""

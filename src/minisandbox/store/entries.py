@@ -1,4 +1,4 @@
-"""Read and write the list of a layer's files, which has one entry for each name in the layer's tree."""
+"""Read and write a layer's file list, which has one entry for each name in the layer's tree."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FORMAT = 1
 NAME = "files.gz"
 PRIVATE = -1
 MOST = 1 << 30
-"""Maximum bytes of a list, enough for about six million files."""
+"""Maximum bytes of an uncompressed file list, enough for about six million files."""
 _LONGEST = 1 << 22
 _LARGEST = (1 << 63) - 1
 
@@ -32,17 +32,17 @@ class Entry:
     """One name in a layer's tree.
 
     Attributes:
-        path: relative to the tree; ``""`` is the tree itself. Bytes that are not UTF-8 are surrogate escapes.
+        path: path relative to the tree; ``""`` is the tree itself. Bytes that are not UTF-8 are surrogate escapes.
         kind: one of :data:`KINDS`; a whiteout (character device 0/0) marks a name as deleted in overlayfs.
         mode: permission bits, with setuid, setgid and sticky.
         uid: owner of the inode on disk.
         gid: group of the inode on disk.
         mtime: nanoseconds since the epoch.
         size: bytes of a file's content.
-        disk: bytes of its blocks on disk, without the inode.
+        disk: bytes of the allocated disk blocks, without the inode.
         digest: SHA-256 of a file's content; "" for other kinds.
-        copy: number of the pool's copy that the file is linked to; :data:`PRIVATE` if the pool does not share it.
-        same: path of an earlier name of the same inode in this layer, or "".
+        copy: number of the pool object's copy that the file is a hard link to; :data:`PRIVATE` if it is not shared.
+        same: for a hard link, the path of the first entry with the same inode; otherwise "".
         target: target of a symbolic link.
         attributes: extended attributes by name, values in hexadecimal digits.
     """
@@ -79,7 +79,7 @@ class Entry:
 
 
 def list_digest(entries: Iterable[Entry]) -> str:
-    """Return the hash of the fields that are equal in every store: all but owners, blocks and pool copies."""
+    """Return a hash of the entries that is equal in every store: ignore owners, disk blocks and pool copies."""
     digest = hashlib.sha256()
     for entry in entries:
         attributes = [pair for pair in entry.attributes if pair[0].startswith("user.")]
@@ -92,7 +92,7 @@ def list_digest(entries: Iterable[Entry]) -> str:
 
 
 def copy_name(key: str, copy: int) -> str:
-    """Return the file name of a copy of a pool object."""
+    """Return the file name of a pool object's copy."""
     return key if copy == 0 else f"{key}.{copy}"
 
 
@@ -177,5 +177,5 @@ def _lines(compressed: bytes) -> Iterator[bytes]:
                 if len(line) > _LONGEST or remaining < 0:
                     raise ValueError("it unpacks to more than a list can have")
                 yield line
-        except Exception as error:  # zlib.error, or any exception that a flipped byte causes in the reader
+        except Exception as error:  # zlib.error, or any other exception that corrupt data causes in the reader
             raise ValueError(str(error)) from error

@@ -1,4 +1,4 @@
-"""Compute the key of a layer: the hash of its parent's key and of the step that makes the layer."""
+"""Compute layer keys: the hash of the parent layer's key and of the build step that creates the layer."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def canonical_json(value: JSONValue) -> bytes:
 
 
 def step_key(parent: str | None, step: Mapping[str, JSONValue]) -> str:
-    """Return the key of the layer that a step makes.
+    """Return the key of the layer that a build step creates on top of another layer.
 
     Args:
-        parent: the key of the layer below, or None for the bottom one.
+        parent: the key of the layer below, or None for the bottom layer.
         step: everything that determines the step's result.
 
     Returns:

@@ -1,8 +1,8 @@
 """Lock layers in use, so that no process removes or freezes them.
 
 A lease is a shared flock(2) on the layer's directory. It needs no lock file, works on a read-only mount, and the kernel
-releases it when the process exits or is killed. A process that removes a layer takes the lock exclusively, without
-waiting. A process keeps one descriptor for each layer in use, even if many sandboxes use the layer.
+releases it when the process exits or is killed. To remove a layer, a process needs an exclusive lock, and does not wait
+for it. A process keeps one descriptor for each layer in use, even if many sandboxes use the layer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _POLL = 0.01
 
 
 class _Held:
-    """A locked descriptor of a layer's directory; closed when the last lease on the layer is released."""
+    """Locked descriptor of a layer's directory, closed when this process releases its last lease on the layer."""
 
     __slots__ = ("__weakref__", "fd")
 
@@ -42,14 +42,14 @@ class _Held:
 
 
 class Holder:
-    """The layers that this process holds, with one descriptor for each layer that all its leases share."""
+    """Table of the layers that this process holds; all leases on a layer share one descriptor."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._held: weakref.WeakValueDictionary[Path, _Held] = weakref.WeakValueDictionary()
 
     def take(self, layer: Path, lies: Path | None = None, *, frozen: bool = False) -> _Held:
-        """Return an object that holds a layer until it is garbage-collected; see :meth:`Lease.add`."""
+        """Lock a layer; the lock is released when the returned object is garbage-collected. See :meth:`Lease.add`."""
         with self._lock:
             lock = self._held.get(layer)
             if lock is None:
@@ -60,16 +60,16 @@ class Holder:
         from minisandbox.store.blobs.thawing import thaw  # noqa: PLC0415 - few layers are frozen
 
         try:
-            # `held` keeps the layer from being removed or frozen; other threads can take other layers meanwhile.
+            # `lock` prevents removal and freezing of the layer. Unpack without self._lock, which other threads need.
             thaw(layer)
-        except BaseException:  # Ctrl-C included: release the lock now, because the traceback keeps `held` alive
+        except BaseException:  # also on Ctrl-C, release now, because the traceback would keep `lock` alive
             del lock
             raise
         return lock
 
 
 class Lease:
-    """Layers that stay in the store until the ``with`` block ends, the lease is released, or the process exits.
+    """Lease on layers: they stay in the store until the ``with`` block ends, release() is called, or the process exits.
 
     Args:
         holder: the process's table of held layers.
@@ -82,14 +82,14 @@ class Lease:
         self._held: list[_Held] = []
 
     def add(self, layers: Iterable[Path], lies: Path | None = None) -> None:
-        """Hold further layers.
+        """Add layers to the lease.
 
         Args:
             layers: directories of the layers.
-            lies: current directory of a single layer that is about to be published.
+            lies: current path of the layer's directory, if a single layer is added that is not published yet.
 
         Raises:
-            NotFound: a layer is missing or being removed; the layers before it are held.
+            NotFound: a layer is missing or being removed; the lease keeps the layers before it.
             StoreError: a system call failed, or a frozen layer is damaged or in a read-only store.
             DiskFull: there is no space to unpack a frozen layer.
         """
@@ -130,8 +130,8 @@ def _open_shared(layer: Path) -> int:
 def _share(fd: int, layer: Path) -> bool:
     """Take the shared lock of a layer; return False if the layer is being removed.
 
-    Wait while another process removes or freezes the layer. The wait is limited, because another user can hold the
-    lock forever.
+    Wait while another process removes or freezes the layer. The wait has a timeout, because another user of the machine
+    could hold the lock forever.
     """
     deadline = time.monotonic() + _TIMEOUT
     while True:
@@ -178,7 +178,7 @@ class Use:
 
     Attributes:
         count: number of sandboxes that were created on the layer.
-        last: seconds since the epoch when the layer was last used or made.
+        last: time when the layer was last used or created, in seconds since the epoch.
     """
 
     count: int
@@ -186,15 +186,15 @@ class Use:
 
 
 def stamp(layer: Path, *, count: bool) -> None:
-    """Record a use of a layer now, as the mtime of its file ``used``; do nothing if the store cannot be written.
+    """Record that a layer is used now, by the mtime of its file ``used``; do nothing if the store is not writable.
 
     Args:
         layer: directory of the layer.
-        count: whether to count a new sandbox, by one more byte in ``used``.
+        count: whether to count a new sandbox, by appending a byte to ``used``.
     """
     try:
         fd = os.open(layer / USED, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError:  # read-only, owned by another user, or full: the layer is usable without a record
+    except OSError:  # the store is read-only or full; the layer is usable without a usage record
         return
     try:
         if count:

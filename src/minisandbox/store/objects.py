@@ -1,8 +1,8 @@
 """Share one inode among equal files of all layers, by hard links into a pool of objects.
 
-The name of an object is the hash of its content and metadata (:attr:`.Entry.object`). Layers link to the object's
-inode; an object without a layer is an orphan. The pool keeps a second copy (``KEY.1``) if stacked layers have two equal
-files, or if an inode has reached its limit of links (link(2): EMLINK; 65,000 on ext4).
+An object is named by the hash of its content and metadata (:attr:`.Entry.object`), and the files of layers are hard
+links to it. An object that no layer links to is an orphan. The pool keeps a second copy (``KEY.1``) if layers of one
+stack have two equal files, or if an inode has reached its maximum link count (link(2): EMLINK; 65,000 on ext4).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from minisandbox.store.disk.locks import LOCK_FILE, hold_flock
 from minisandbox.store.entries import PRIVATE, Entry, copy_name
 
 SMALLEST = 1
-"""Minimum size in bytes of a shared file: an empty file takes only its inode, so sharing it saves little."""
+"""Minimum size in bytes of a shared file. Sharing empty files would save little, because they occupy no blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Pool:
         return f"{self.root}/{name[:2]}/{name}"
 
     def using(self, *, exclusive: bool = False) -> AbstractContextManager[None]:
-        """Lock the pool: shared to link to objects, exclusively to remove orphans.
+        """Lock the pool while the body runs: shared for linking to objects, exclusively for removing orphans.
 
         Raises:
             OSError: the lock cannot be opened.
@@ -53,13 +53,13 @@ class Pool:
         return hold_flock(self.root / ".lock", LOCK_FILE, shared=not exclusive)
 
     def take(self, entry: Entry, key: str, file_path: str, *, first_copy: int, temporary_folder: Path) -> int | None:
-        """Replace a file by a hard link to the pool's equal object, if the pool has one.
+        """Replace a file by a hard link to the equal object of the pool, if there is one.
 
         Args:
             entry: the file.
             key: the file's address (:attr:`.Entry.object`).
-            file_path: the file's path, its only name, in a tree that is not published yet.
-            first_copy: number of the first copy of the object that may be used.
+            file_path: path of the file in an unpublished tree; the file has no other name.
+            first_copy: number of the first copy that may be used; layers of this stack already link to earlier copies.
             temporary_folder: a directory for temporary names.
 
         Returns:
@@ -77,17 +77,18 @@ class Pool:
         raise AssertionError("copies are counted without an end")
 
     def share(self, entry: Entry, key: str, file_path: str, *, first_copy: int, temporary_folder: Path) -> int:
-        """Add a file to the pool; if another process was faster, replace the file by a link to the pool's object.
+        """Add a file to the pool, or replace the file by a link if another process has added an equal object first.
 
         Args:
-            entry: the file; its content is durable.
+            entry: the file; its content is already synced to disk.
             key: the file's address (:attr:`.Entry.object`).
-            file_path: the file's path, its only name, in a tree that is not published yet.
-            first_copy: number of the first copy of the object that the file may become.
+            file_path: path of the file in an unpublished tree; the file has no other name.
+            first_copy: number of the first copy that the file may become; layers of this stack already link to earlier
+                copies.
             temporary_folder: a directory for temporary names.
 
         Returns:
-            The number of the copy, or :data:`.entries.PRIVATE` if the inode has reached its limit of links.
+            The number of the copy, or :data:`.entries.PRIVATE` if the inode has reached its maximum link count.
 
         Raises:
             OSError: a system call failed.
@@ -108,7 +109,7 @@ class Pool:
         raise AssertionError("copies are counted without an end")
 
     def _add(self, file_path: str, object_path: str) -> bool:
-        """Add a file to the pool; return False if the pool has an object with that name."""
+        """Add a file to the pool; return False if the pool already has an object with this name."""
         try:
             try:
                 _link(file_path, object_path)
@@ -127,9 +128,9 @@ class Pool:
             return False
         if not looks_like(entry, status):
             with suppress(FileNotFoundError):
-                os.unlink(object_path)  # layers that link to this inode keep it, and `image verify` finds them
+                os.unlink(object_path)  # layers with this damaged inode keep it; `image verify` reports them
             return False
-        # Do not rename(2) over the file: ext4 would then write back the replaced file (auto_da_alloc), 2 ms each.
+        # Do not rename(2) over the file: ext4 would then write the data to disk at once (auto_da_alloc), 2 ms per file.
         replaced_path = f"{temporary_folder}/aside"
         os.rename(file_path, replaced_path)
         try:
@@ -143,14 +144,14 @@ class Pool:
         return True
 
     def shards(self) -> list[Path]:
-        """Return the pool's subdirectories, named by the first two digits of their objects."""
+        """Return the pool's subdirectories; each is named by the first two digits of its objects."""
         return sorted(path for path in self.root.iterdir() if len(path.name) == 2)
 
     def orphans(self, *, lock: bool = True) -> Iterator[tuple[str, os.stat_result]]:
         """Yield (path, status) of each object that no layer links to.
 
         Args:
-            lock: whether to lock the pool exclusively while the orphans of a shard are read.
+            lock: whether to lock the pool exclusively while listing the orphans of each subdirectory.
 
         Raises:
             OSError: a system call failed.
@@ -183,7 +184,7 @@ class Pool:
 
 
 class _FullInode(Exception):
-    """The inode has reached its limit of links (EMLINK)."""
+    """The inode has reached its maximum link count (EMLINK)."""
 
 
 def _link(source: str, target: str) -> None:

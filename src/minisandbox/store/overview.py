@@ -30,12 +30,12 @@ class ImageRow:
 
     Attributes:
         name: name of the image.
-        status: ready; broken, if a layer is missing or the record is damaged; failed, if the build failed.
+        status: ready, broken (a layer is missing, or the record is damaged), or failed (the build failed).
         record: the image's record; None if the build failed or the record is damaged.
         unique: bytes that removing the image would free.
         shared: bytes that the image shares with other images.
         created: seconds since the epoch when the image was recorded or its build failed.
-        used: seconds since the epoch when the image was last used or made.
+        used: seconds since the epoch when the image was last used or created.
         uses: number of sandboxes that were created from the image.
         in_use: whether sandboxes of the image exist now.
         pinned: whether the image is protected from garbage collection.
@@ -99,8 +99,8 @@ class Part:
         name: name of the part, a directory of the store.
         bytes: bytes on disk, each inode counted once.
         count: number of layers, objects or files in the part.
-        purpose: what the part is for, for the user.
-        removal: commands that remove its content.
+        purpose: description of the content, for the user.
+        removal: commands that remove the content, for the user.
     """
 
     name: str
@@ -131,7 +131,8 @@ def parts(store: Store) -> list[Part]:
     """Return the disk use of each part of a store, largest first."""
     sizes = StoreSizes(store, [])
     layers = [path for path in (store.root / "layers").iterdir() if path.is_dir()]
-    orphans = [status.st_blocks * 512 for _, status in store.pool.orphans(lock=False)]  # unlocked: it may be read-only
+    # A read-only store cannot be locked.
+    orphans = [status.st_blocks * 512 for _, status in store.pool.orphans(lock=False)]
     lists = sum(_disk_bytes(path / name) for path in layers for name in (listing.NAME, "layer.json", USED, BLOBS))
     rows = [
         Part("layers", sizes.total - sizes.blobs + lists, len(layers), "what images are made of", "image rm, image gc"),

@@ -1,4 +1,4 @@
-"""Publish a finished tree as a layer: list its files, share equal files with other layers, sync, and rename it."""
+"""Publish a finished tree as a layer: list its files, share equal files with other layers, sync it and rename it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from minisandbox.store.records import LayerRecord
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A finished tree that a build step hands to the store.
+    """Result of a build step: a finished tree that the store can publish as a layer.
 
     Attributes:
         tree: the finished tree, inside the working directory of the build step.
-        facts: facts that the build step collected, kept in the layer's record.
+        facts: facts that the build step collected, for the layer's record.
         seconds: build time on another machine; None if the tree was built here.
-        patience: seconds that listing and hashing the tree may take; None sets no limit.
-        digests: SHA-256 of files' contents by inode, if the build step has hashed them.
+        patience: maximum seconds for listing and hashing the tree; None sets no limit.
+        digests: SHA-256 of the contents of files that the build step has already hashed, by inode.
         expected: the :func:`.entries.list_digest` that the tree must have; "" if it is unknown.
     """
 
@@ -47,9 +47,10 @@ class Publication:
         pool: the pool of objects to share files with.
         work: the private directory that holds the tree.
         output: the tree and its facts.
-        below: yields the names of pool objects in the layers that this layer is stacked with. It is read only if the
-            pool has an equal object. A stack must not contain an inode twice, because programs compare inodes.
-        copies: for a layer that is unpacked again, the previous copy number of each shared file, by path.
+        below: yields the names of pool objects in the layers that this layer is stacked with. A stack must not
+            contain an inode twice, because programs compare inodes. The names are read only if the pool has an object
+            that is equal to a file of this layer.
+        copies: for a frozen layer that is unpacked, the earlier copy number of each shared file, by path.
     """
 
     pool: Pool
@@ -71,7 +72,7 @@ class Publication:
     def prepare(self, unsized: LayerRecord) -> tuple[Path, LayerRecord]:
         """Prepare the layer's directory, so that one rename can publish it.
 
-        A file's data is on disk before the pool links to the file, so that a crash leaves no incomplete objects.
+        Each file is synced to disk before it is added to the pool, so that a crash leaves no incomplete objects.
 
         Args:
             unsized: the layer's record, without sizes.
@@ -82,7 +83,7 @@ class Publication:
         Raises:
             UnfitTree: the tree takes too long to read, or a path in it is too long.
             StoreError: the tree contains a device, or does not have the expected digest.
-            OSError: a system call failed; delayed allocation reports ENOSPC only here.
+            OSError: a system call failed; with delayed allocation, the kernel reports ENOSPC only here.
         """
         self.spare.mkdir(mode=0o700)
         entries = self._share_files()
@@ -91,7 +92,7 @@ class Publication:
         rename_directory(self.output.tree, layer / "tree")
         listing.write_entries(layer / listing.NAME, self._with_copies(entries))
         names = [entry for entry in entries if entry.kind != listing.DIRECTORY]
-        # Exclude the tree's own directory (path ""), as the sizes of older layers do.
+        # Exclude the root directory (path ""), to be consistent with the sizes of layers of older versions.
         size = sum(entry.disk for entry in entries if not entry.same and entry.path)
         record = replace(unsized, bytes=size, files=len(names))
         (layer / "layer.json").write_bytes(record.to_json())
@@ -113,7 +114,7 @@ class Publication:
         return entries
 
     def _replace_files(self, entries: list[Entry]) -> None:
-        """Replace files by equal pool objects, before the sync, so that duplicates are never written to disk."""
+        """Replace files by links to equal pool objects, before the sync, so that duplicates are not written to disk."""
         for entry in entries:
             if self._is_shared(entry):
                 key = entry.object
@@ -127,7 +128,7 @@ class Publication:
                     self._note(entry, key, copy)
 
     def _add_objects(self) -> None:
-        """Add the files to the pool for which it has no object."""
+        """Add to the pool the files that it has no equal object of."""
         for entry, key in self._missing:
             first_copy = self.copies.get(entry.path, self._next.get(key, 0))
             copy = self.pool.share(entry, key, self._path_of(entry), first_copy=first_copy, temporary_folder=self.spare)
@@ -137,7 +138,7 @@ class Publication:
         return f"{self.output.tree}/{entry.path}"
 
     def _is_shared(self, entry: Entry) -> bool:
-        """Return whether the pool shares a file; it skips hard-linked files, because programs read their st_nlink."""
+        """Return whether the pool may share a file; never if it is hard-linked, because programs read link counts."""
         is_linked = entry.same or entry.path in self._linked
         return entry.kind == FILE and entry.size >= SMALLEST and not is_linked
 
@@ -146,7 +147,7 @@ class Publication:
         self._next[key] = max(self._next.get(key, 0), copy + 1)
 
     def _first_copy(self, key: str) -> int:
-        """Return the number of the first copy of an object that neither this layer nor the layers below use."""
+        """Return the number of the object's first copy that this layer and the layers below do not use."""
         if not self._read_below and self.pool.has(key):
             self._read_below = True
             for object_name in self.below:
@@ -160,7 +161,7 @@ class Publication:
             yield entry if copy == PRIVATE else replace(entry, copy=copy)
 
     def _restore_mtimes(self, entries: list[Entry]) -> None:
-        """Restore the mtimes of directories, which replacing files in them has changed."""
+        """Restore the mtimes of directories, because replacing files in a directory changes its mtime."""
         for entry in entries:
             if entry.kind == listing.DIRECTORY:
                 path = self._path_of(entry)
@@ -169,7 +170,7 @@ class Publication:
 
 
 def rename_directory(source: Path, target: Path) -> None:
-    """Rename a directory, even one without write permission, which rename(2) needs to change its ".." entry."""
+    """Rename a directory; make it writable meanwhile, because rename(2) needs permission to update its ".." entry."""
     mode = stat.S_IMODE(source.lstat().st_mode)
     if os.access(source, os.W_OK):
         source.rename(target)
@@ -180,7 +181,7 @@ def rename_directory(source: Path, target: Path) -> None:
 
 
 def make_visible(layer: Path, target: Path) -> None:
-    """Publish a prepared layer by one rename.
+    """Publish a prepared layer by a single rename, so that no process ever sees an incomplete layer.
 
     Raises:
         OSError: a system call failed; the layer is not published.

@@ -16,12 +16,12 @@ FORMAT = 1
 BLOBS = "blobs.json"
 """Name of the file with a layer's :class:`BlobRecord`."""
 MOST = 1 << 22
-"""Maximum bytes of a record's file; parsed JSON takes up to 26 times as much memory."""
+"""Maximum bytes of a record's file; JSON takes up to 26 times as much memory when it is parsed."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreRecord:
-    """A record in a JSON file of its own."""
+    """A record that is kept in its own JSON file."""
 
     def to_json(self) -> bytes:
         """Return the record as JSON text."""
@@ -127,8 +127,9 @@ class LayerRecord(StoreRecord):
         bytes: bytes of the layer's tree on disk, each inode counted once.
         files: number of names in the tree that are not directories.
         created: seconds since the epoch when the layer was published.
-        facts: facts that the build step collected: the interpreter's version, the commit, exact versions of packages.
-        imported: whether the layer was made on another machine and imported.
+        facts: facts that the build step collected, for example the interpreter's version, the commit and package
+            versions.
+        imported: whether the layer was built on another machine and imported.
     """
 
     key: str
@@ -150,7 +151,7 @@ class BlobRecord(StoreRecord):
         diff_id: digest of the layer's uncompressed tar.
         digests: digest of each blob, by compression.
         sizes: bytes of each blob, by compression.
-        places: registries that have the blobs: a repository for each registry host.
+        places: for each registry host that has the blobs, a repository with them.
     """
 
     diff_id: str
@@ -194,12 +195,12 @@ class ImageRecord(StoreRecord):
 
 @dataclass(frozen=True, slots=True)
 class FailureRecord(StoreRecord):
-    """The record of a failed build, which suffices to open a sandbox before the failed step.
+    """The record of a failed build, with the data to open a sandbox in the state before the failed step.
 
     Attributes:
         image: name of the image.
         step: name of the failed step.
-        key: key of the layer that the step would have made; the log file has the same name.
+        key: key of the layer that the step would have created; also the name of the step's log file.
         layers: keys of the layers below the failed step, bottom first.
         environment: captured environment variables.
         workdir: working directory of commands.

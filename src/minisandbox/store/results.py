@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from minisandbox.store.database import Database
 
 VERSION = 1
-"""Version of the tables."""
+"""Version of the database schema."""
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS results (
@@ -30,7 +30,8 @@ class Result:
 
     Attributes:
         id: id of the job.
-        fingerprint: hash of all inputs of the result; a resumed run ignores results with another fingerprint.
+        fingerprint: hash of all inputs that the result depends on. A resumed run ignores a result with another
+            fingerprint.
         final: whether a resumed run keeps the result instead of repeating the job.
         body: the result as a JSON object; a dataclass in it is stored as a list of its fields.
     """
@@ -58,7 +59,7 @@ class Results(Database):
             RunError: the database cannot be written.
         """
         end_time = datetime.now(UTC).isoformat(timespec="seconds")
-        # Write ASCII: unpaired surrogates (paths that are not UTF-8) cannot be encoded as UTF-8, only as JSON escapes.
+        # Keep json's ASCII output: unpaired surrogates (paths that are not UTF-8) can only be stored as JSON escapes.
         body = json.dumps(dict(result.body), default=dataclasses.astuple)
         row = (result.id, result.fingerprint, int(result.final), end_time, body)
         with self._faults():

@@ -1,4 +1,4 @@
-"""Keep a run in a directory that one process uses at a time, so that a later process can resume the run.
+"""Keep a run in a directory, so that a later process can resume the run. Only one process may use it at a time.
 
 ``run.json`` records the run's configuration. The process that works in the directory holds a lock on ``.lock``.
 """
@@ -51,7 +51,7 @@ class RunDirectory:
             config: the resolved configuration.
 
         Raises:
-            RunError: another process has locked the run, a newer MiniSandbox created it, or its configuration differs.
+            RunError: another process has locked the run, a newer version created it, or its configuration differs.
             DiskFull: the disk is full.
             OSError: the directory cannot be created or written.
         """
@@ -61,7 +61,7 @@ class RunDirectory:
         try:
             run._check(config)
             run._sweep()
-        except BaseException:  # Ctrl-C included: release the lock if the run does not start
+        except BaseException:  # also on Ctrl-C, release the lock
             run.close()
             raise
         return run

@@ -16,7 +16,7 @@ from minisandbox.store.records import ImageRecord, LayerRecord
 from minisandbox.store.store import Store
 
 BLOB = "blob "
-"""Prefix of blob names in :attr:`LayerSize.objects`, which also has names of pool objects."""
+"""Prefix of the names of blobs in :attr:`LayerSize.objects`, which distinguishes them from pool objects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,8 @@ class LayerSize:
 
     Attributes:
         record: record of the layer.
-        private: bytes that no other layer can share: directories, empty and hard-linked files, links, the file list.
+        private: bytes that other layers cannot share: directories, symbolic links, empty and hard-linked files, and the
+            file list.
         objects: bytes of each pool object in the layer, or of the blob of a frozen layer, by name.
         frozen: whether the layer has a blob instead of a tree.
     """
@@ -46,7 +47,7 @@ class ImageSize:
     """Disk use of one image in a store.
 
     Attributes:
-        unique: bytes of inodes that no other image has, which removing the image would free.
+        unique: bytes of inodes that only this image has, and that its removal would free.
         shared: bytes of inodes that other images have too.
     """
 
@@ -103,7 +104,7 @@ class StoreSizes:
         layers: sizes of all undamaged layers, by key.
         damaged: keys of layers whose record or list of files cannot be read.
         images: the images, by name.
-        missing: keys of missing or damaged layers, by name of the image; other images are not listed.
+        missing: keys of missing or damaged layers, by name of the image; intact images are left out.
     """
 
     def __init__(self, store: Store, images: Iterable[ImageRecord]) -> None:
@@ -126,7 +127,7 @@ class StoreSizes:
 
     @cached_property
     def uses(self) -> Counter[str]:
-        """Number of images that have each layer, by key."""
+        """Number of images that contain each layer, by key."""
         return Counter(key for stack in self._stacks.values() for key in set(stack))
 
     @property
@@ -155,7 +156,7 @@ class StoreSizes:
 
     @cached_property
     def owners(self) -> Counter[str]:
-        """Number of layers that have each object, by name."""
+        """Number of layers that contain each object, by name."""
         return Counter(name for layer in self.layers.values() for name in layer.objects)
 
     def image(self, name: str) -> ImageSize:
@@ -175,7 +176,7 @@ class Removal:
 
     Args:
         sizes: sizes before the first removal.
-        stay: keys of layers that are kept even if no image has them any more.
+        kept_keys: keys of layers that are kept even if no image contains them any more.
     """
 
     def __init__(self, sizes: StoreSizes, kept_keys: Collection[str] = ()) -> None:
@@ -190,11 +191,12 @@ class Removal:
         return sum(self.take(key) for key in stack if not self._uses[key] and key not in self._kept_keys)
 
     def take(self, key: str) -> int:
-        """Simulate the removal of a layer; return the bytes that it frees after the earlier removals."""
+        """Simulate the removal of a layer; return the bytes that become free, given the earlier removals."""
         layer = self._sizes.layers.get(key)
         if layer is None:
             return 0
-        self._removed_counts.update(layer.objects.keys())  # keys only: Counter.update() adds up the values of a mapping
+        # Pass the keys, because Counter.update() would add the values of a mapping.
+        self._removed_counts.update(layer.objects.keys())
         owners = self._sizes.owners
         return layer.private + sum(
             size for name, size in layer.objects.items() if self._removed_counts[name] == owners[name]

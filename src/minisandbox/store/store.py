@@ -47,7 +47,7 @@ class Store(Catalogue):
 
     @classmethod
     def open(cls, root: Path | str | None = None, *, read_only: bool = False) -> Store:
-        """Open a store, create it if missing, and remove the leftovers of dead processes.
+        """Open a store, or create it if it is missing, and remove the leftovers of dead processes.
 
         A store on a read-only file system, or one that belongs to another user, is opened read-only.
 
@@ -56,10 +56,10 @@ class Store(Catalogue):
             read_only: open the store read-only even if this process may write to it.
 
         Raises:
-            StoreError: the directory is inaccessible, writable by other users or not a store, or it has another version
-                or lies on overlayfs or a network file system.
+            StoreError: the directory is inaccessible, writable by other users or not a store, the store has another
+                version, or the directory is on overlayfs or a network file system.
             DiskFull: there is no space to create the store.
-            NotFound: the store is to be opened read-only, and is missing.
+            NotFound: the store is missing, and ``read_only`` is set.
         """
         path = default_root() if root is None else Path(root).expanduser().absolute()
         if read_only or is_read_only(path):
@@ -94,7 +94,7 @@ class Store(Catalogue):
         return self._record(key).is_file()
 
     def layer_tree(self, key: str) -> Path:
-        """Return the path of a published layer's tree; a frozen layer has no tree until a process holds the layer.
+        """Return the path of a published layer's tree. A frozen layer has no tree until :meth:`hold` unpacks it.
 
         Raises:
             NotFound: there is no such layer.
@@ -117,7 +117,7 @@ class Store(Catalogue):
 
     @property
     def pool(self) -> Pool:
-        """The pool of inodes that layers share."""
+        """Pool of the files that layers share by hard links."""
         return Pool(self.root / "objects")
 
     def layer(self, key: str) -> LayerRecord:
@@ -157,27 +157,27 @@ class Store(Catalogue):
         stacked_with: Sequence[str] = (),
         hold: Lease | None = None,
     ) -> tuple[LayerRecord, bool]:
-        """Return a layer, and make it first if it is missing or damaged. Concurrent processes make it only once.
+        """Return a layer; build it if it is missing or damaged. Of several concurrent processes, only one builds it.
 
         Args:
             key: key of the layer.
             parent: key of the layer below, or None.
             step: the build step, for the layer's record.
             make: builds the tree in an empty directory on the store's file system, and returns the result.
-            on_wait: called repeatedly while another process makes the layer.
-            stacked_with: keys of layers that images stack with this layer, other than its parent and the layers below.
-            hold: lease to which the layer is added.
+            on_wait: called repeatedly while another process builds the layer.
+            stacked_with: keys of further layers that images combine with this layer, besides the layers below.
+            hold: lease to add the layer to.
 
         Returns:
-            The layer's record, and whether this call made the layer.
+            The layer's record, and whether this call built the layer.
 
         Raises:
             DiskFull: the disk is full; nothing was published.
-            StoreError: the store cannot be written, or another process took longer than six hours to make the layer.
+            StoreError: the store cannot be written, or another process took longer than six hours to build the layer.
             BaseException: ``make`` failed; an ``OSError`` becomes a StoreError. Nothing was published.
         """
         if (record := self._sound(key, hold)) is not None:
-            stamp(self.layer_directory(key), count=False)  # so that collect() spares the layer during its grace time
+            stamp(self.layer_directory(key), count=False)  # protects the layer from collect() for a grace time
             return record, False
         self.require_writable(f"make layer {key}")
         with self.lock(key, on_wait=on_wait):
@@ -195,7 +195,7 @@ class Store(Catalogue):
                 return self._publish(staging, made, unsized, stacked_with, hold), True
 
     def _sound(self, key: str, hold: Lease | None) -> LayerRecord | None:
-        """Hold a layer and return its record, or None if the layer is missing or damaged."""
+        """Add a layer to a lease and return its record, or None if the layer is missing or damaged."""
         if not self.has_layer(key):
             return None
         try:
@@ -211,7 +211,7 @@ class Store(Catalogue):
         return record if self.is_frozen(key) or (self.layer_directory(key) / "tree").is_dir() else None
 
     def remove_unused_layer(self, key: str) -> bool:
-        """Remove a layer that no process holds. One rename takes it out of the store, so it is never incomplete.
+        """Remove a layer that is not in use, by a single rename, so that no process sees an incomplete layer.
 
         Returns:
             Whether the layer was removed; False if it is in use or missing.
@@ -225,7 +225,7 @@ class Store(Catalogue):
             if fd is None:
                 return False
             try:
-                # The layer's own lock protects the renamed directory, so a full disk does not prevent the removal.
+                # The layer's own lock protects the renamed directory, so the removal needs no new files on a full disk.
                 trash = self.root / "staging" / f"removed.{secrets.token_hex(6)}"
                 layer.rename(trash)
                 remove_tree(trash)
@@ -262,17 +262,17 @@ class Store(Catalogue):
             lease.add(map(self.layer_directory, keys))
             yield lease
 
-    # --- the rest ---
+    # --- locks and paths ---
 
     def lock(self, name: str, *, on_wait: Callable[[], None] | None = None) -> AbstractContextManager[None]:
-        """Hold the store's lock with that name while the body runs."""
+        """Hold the store's lock with this name while the body runs."""
         self.require_writable(f"lock {name}")
         return hold_lock(self.root / "locks" / f"{check_name(name)}.lock", timeout=LOCK_TIMEOUT, on_wait=on_wait)
 
     def alone(self) -> AbstractContextManager[None]:
         """Keep other processes from collecting garbage or freezing layers while the body runs.
 
-        The lock is on a directory, because a lock file could not be created on a full disk.
+        The directory itself is locked, because a lock file could not be created on a full disk.
 
         Raises:
             OSError: the lock cannot be opened.
@@ -281,24 +281,24 @@ class Store(Catalogue):
 
     @contextmanager
     def staging(self, label: str) -> Iterator[Path]:
-        """Create a private directory for unfinished files, which is removed when the body ends or the process dies.
+        """Create a private directory for unfinished files; remove it when the body ends or the process dies.
 
         Args:
             label: purpose of the directory, for its name and for error messages.
 
         Raises:
-            DiskFull: the disk is full, in the body too.
-            StoreError: a system call failed with another OSError, in the body too.
+            DiskFull: the disk is full; also if the body fails with this OSError.
+            StoreError: a system call failed with another OSError; also if it failed in the body.
         """
         with self._changing(f"make {label}"), staging_directory(self.root, label) as path:
             yield path
 
     def log_path(self, key: str) -> Path:
-        """Return the path of the log of the step that makes a layer."""
+        """Return the path of the log of the step that builds a layer."""
         return self.root / "logs" / f"{check_key(key)}.log"
 
     def download_path(self, sha256: str) -> Path:
-        """Return the path of a download with that SHA-256."""
+        """Return the path of the downloaded file with this SHA-256."""
         return self.root / "downloads" / check_key(sha256)
 
     def _record(self, key: str) -> Path:
@@ -310,13 +310,13 @@ class Store(Catalogue):
         with store_faults(f"publish layer {unsized.key}"):
             below = self._objects_below(unsized.parent, stacked_with)
             layer, record = Publication(self.pool, staging, made, below).prepare(unsized)
-            if hold is not None:  # hold the layer before it is published, so that no process can remove it
+            if hold is not None:  # before the publication, so that no process can remove the layer
                 hold.add([self.layer_directory(record.key)], layer)
             make_visible(layer, self.layer_directory(record.key))
         return record
 
     def _objects_below(self, parent: str | None, stacked_with: Sequence[str]) -> Iterator[str]:
-        """Yield the names of pool objects in the layers below and in ``stacked_with``; lists are read on demand."""
+        """Yield the names of pool objects in the layers below and in ``stacked_with``; read the file lists lazily."""
         stack: dict[str, None] = {}
         pending = [key for key in (parent, *stacked_with) if key is not None]
         while pending:
@@ -332,7 +332,7 @@ def _remove_torn(root: Path) -> None:
     """Remove the half-written files of killed processes (:func:`.write_atomic`)."""
     for directory in (root, root / "images", root / "failed", root / "logs", root / "blobs"):
         for path in directory.glob(".*"):
-            with suppress(OSError):  # its writer has renamed it meanwhile
+            with suppress(OSError):  # the file was renamed or removed meanwhile
                 if _TORN.fullmatch(path.name) and time.time() - path.stat().st_mtime > _TORN_AGE:
                     path.unlink()
 

@@ -1,4 +1,4 @@
-"""Find damaged layers and move them to quarantine; the next build of their images makes them again."""
+"""Find damaged layers and move them to quarantine; the next build of their images builds them again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Damage:
 
     Attributes:
         key: key of the layer.
-        kind: kind of the step that made the layer.
+        kind: kind of the build step that created the layer.
         problems: one line for each of the first 20 problems.
         count: number of all problems.
         quarantined: the layer's path in quarantine, relative to the store; "" if the layer was not moved.
@@ -86,8 +86,8 @@ def verify(
 ) -> VerifyReport:
     """Compare layers with their file lists, and move damaged layers to quarantine.
 
-    An interruption is safe: each layer is moved as soon as it has been checked. Running sandboxes that use a damaged
-    layer continue, but new ones cannot use it. In a read-only store, damage is only reported.
+    The verification can be interrupted: each damaged layer is moved as soon as it has been checked. Sandboxes that are
+    running on a damaged layer continue, but new sandboxes cannot use it. In a read-only store, damage is only reported.
 
     Args:
         store: the store.
@@ -152,7 +152,7 @@ def _quarantined(store: Store, damage: Damage) -> Damage:
 
 @dataclass(slots=True)
 class _Check:
-    """Counters of one verification, and the digests of the shared inodes that it has hashed."""
+    """State of one verification: counters, and the digests of shared inodes, so that each is hashed only once."""
 
     store: Store
     full: bool
@@ -190,12 +190,12 @@ class _Check:
     def _is_damaged(self, path: str, status: os.stat_result) -> bool:
         try:
             return describe("", path, status).object != os.path.basename(path).partition(".")[0]
-        except PermissionError:  # a build removed the owner's read permission
+        except PermissionError:  # the build step removed the owner's read permission
             self.unreadable += 1
             return False
 
     def _compare_frozen(self, key: str, expected: dict[str, Entry]) -> Iterator[str]:
-        """Compare the blob of a frozen layer with its size and, in a full verification, with its digest."""
+        """Check the size of a frozen layer's blob and, in a full verification, its digest."""
         self.files += sum(entry.kind == FILE for entry in expected.values())
         try:
             blob = known_blob(self.store.root, key, COLD)
@@ -219,7 +219,7 @@ class _Check:
                     yield f"{path}: is not in the list"
                 else:
                     yield from self._entry(entry, f"{tree}/{path}" if path else str(tree), status)
-        except PermissionError as error:  # a build removed the owner's permission to read a directory
+        except PermissionError as error:  # the build step removed the owner's permission to read a directory
             self.unreadable += 1
             unreadable_path = os.path.relpath(os.fsdecode(error.filename), tree)
             checked_paths |= {
@@ -264,7 +264,7 @@ class _Check:
             self._put_back(entry, file_path)
 
     def _put_back(self, entry: Entry, file_path: str) -> None:
-        """Add an intact file to the pool again if the pool has lost its object, so that later layers can share it."""
+        """Add an intact file to the pool if its object is missing there, so that later layers can share the file."""
         path = self.store.pool.path(entry.object_name)
         if not os.path.lexists(path):
             path.parent.mkdir(mode=0o700, exist_ok=True)

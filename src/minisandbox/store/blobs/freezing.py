@@ -1,7 +1,7 @@
 """Freeze unused layers: replace the tree of a layer by a compressed blob until its next use.
 
-The blob is durable and recorded at the layer before one rename removes the tree. So if the process is killed, the
-layer is either unchanged or frozen.
+The blob is synced to disk and recorded in the layer's directory before a rename removes the tree. If the process is
+killed, the layer is therefore either unchanged or completely frozen.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from minisandbox.store.sizes import StoreSizes, stack_of
 from minisandbox.store.store import Store
 
 EXPECTED = 0.3
-"""Typical ratio of a blob's size to its tree's blocks (docs/benchmarks.md)."""
+"""Typical ratio of a blob's size to the disk usage of the layer's tree (docs/benchmarks.md)."""
 _TIMEOUT = 3600.0
 
 
@@ -36,9 +36,10 @@ class Frozen:
     Attributes:
         images: names of images with newly frozen layers.
         layers: keys of the frozen layers.
-        spared: keys of layers that were not frozen: in use, damaged, or with files that a blob cannot contain.
-        blobs: bytes of the layers' blobs.
-        freed: bytes that the freezing freed, minus the bytes of the blobs; an estimate in a dry run.
+        spared: keys of layers that were not frozen because they are in use, are damaged, or have files that a blob
+            cannot contain.
+        blobs: total bytes of the new blobs.
+        freed: bytes of the removed trees minus the bytes of the new blobs; an estimate in a dry run.
     """
 
     images: list[str] = field(default_factory=list)
@@ -53,7 +54,7 @@ def freeze(
 ) -> Frozen:
     """Compress the layers of images until their next use, except layers that other images share.
 
-    Sandboxes and builds of other processes may run meanwhile, because layers in use stay unchanged.
+    Other processes may run sandboxes and builds meanwhile, because layers in use stay unchanged.
 
     Args:
         store: the store.
@@ -65,7 +66,7 @@ def freeze(
         The frozen images and layers.
 
     Raises:
-        NotFound: there is no image of one of these names; nothing was frozen.
+        NotFound: an image of ``names`` does not exist; nothing was frozen.
         StoreError: the store is read-only, a record is damaged, or a system call failed.
         DiskFull: there is no space for a blob; layers that were frozen before stay frozen.
     """
@@ -83,7 +84,7 @@ def blob_names(store: Store) -> tuple[set[str], set[str]]:
     """Return the names of blobs that frozen layers need, and the names of all other recorded blobs."""
     needed_names, other_names = set[str](), set[str]()
     for key in store.layer_keys():
-        with suppress(StoreError):  # `image verify` reports damage
+        with suppress(StoreError):  # skip a damaged record; `image verify` reports it
             record = read_blobs(store.root, key)
             for compression, digest in record.digests.items() if record is not None else ():
                 is_needed = compression == COLD and store.is_frozen(key)
@@ -103,7 +104,7 @@ def remove_copies(store: Store, digests: Sequence[str]) -> None:
 
 @dataclass(slots=True)
 class _Freezing:
-    """State of one call of :func:`freeze`."""
+    """State of one :func:`freeze` call."""
 
     store: Store
     dry_run: bool
@@ -111,7 +112,7 @@ class _Freezing:
     result: Frozen = field(default_factory=Frozen)
 
     def run(self, names: Sequence[str]) -> None:
-        """Freeze the layers that belong only to these images and to images that are already frozen."""
+        """Freeze the layers of these images; skip layers that also belong to other images, unless those are frozen."""
         sizes = StoreSizes(self.store, self.store.images())
         frozen = {name for name, image in sizes.images.items() if any(map(self.store.is_frozen, stack_of(image)))}
         exclusive = sizes.only_of({*names, *frozen})
@@ -136,13 +137,13 @@ class _Freezing:
         return is_newly_frozen
 
     def _freeze(self, key: str) -> bool:
-        """Freeze a layer, unless it is in use or cannot be compressed."""
+        """Freeze a layer; return False if the layer is in use or cannot be compressed."""
         try:
             with self.store.hold(key):
                 blob = ensure_blob(self.store.root, key, COLD)
         except DiskFull:
             raise
-        except (NotFound, StoreError):  # the layer was removed meanwhile, or is damaged, which `image verify` reports
+        except (NotFound, StoreError):  # removed by another process, or damaged, which `image verify` reports
             return False
         layer = self.store.layer_directory(key)
         fd = open_exclusive(layer)
@@ -157,7 +158,7 @@ class _Freezing:
 
     def _remove_tree(self, tree: Path) -> None:
         trash = self.store.root / "staging" / f"frozen.{secrets.token_hex(6)}"
-        with hold_flock(tree, DIRECTORY):  # so that reclaim() sees a locked staging directory
+        with hold_flock(tree, DIRECTORY):  # keeps reclaim() from removing the tree at the same time
             rename_directory(tree, trash)
             sync_directory(tree.parent)
             remove_tree(trash)

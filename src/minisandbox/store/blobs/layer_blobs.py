@@ -1,7 +1,7 @@
-"""Create the blobs of layers on demand, store them by digest, and record them at their layers.
+"""Create a layer's blobs on demand, store them by digest, and record them in the layer's directory.
 
-A frozen layer needs its zstd blob. Any other blob is a copy for a push, an export or another node;
-:mod:`minisandbox.store.collect` may remove it at any time.
+A frozen layer consists of its zstd blob. All other blobs are copies for a push, an export or another node, and can be
+created again, so garbage collection (:mod:`minisandbox.store.collect`) may remove them at any time.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LayerBlob:
     """Blob file of a layer.
 
     Attributes:
-        path: the file, which may have been removed.
+        path: path of the blob's file, which may have been removed since.
         diff_id: digest of the uncompressed tar.
         digest: digest of the blob.
         size: bytes of the blob.
@@ -56,13 +56,13 @@ class LayerBlob:
 
 
 def ensure_blob(root: Path, key: str, compression: str, folder: Path | None = None) -> LayerBlob:
-    """Return a layer's blob, and create it if missing. The caller holds the layer.
+    """Return a layer's blob; create the blob if it is missing. The caller must hold a lease on the layer.
 
     Args:
         root: the store's directory.
         key: key of the layer.
         compression: one of :data:`.packing.COMPRESSIONS`.
-        folder: directory for a blob that the store does not keep (a read-only store); None stores the blob.
+        folder: directory to write the blob to, if the store is read-only; None adds the blob to the store.
 
     Raises:
         StoreError: the layer is damaged, or contains files that a blob cannot contain.
@@ -70,7 +70,7 @@ def ensure_blob(root: Path, key: str, compression: str, folder: Path | None = No
     """
     with store_faults(f"compress layer {key}"):
         blob = known_blob(root, key, compression)
-        # With `work`, do not use the blob of a read-only store, because its owner may change the blob.
+        # Do not use a blob of a read-only store, because the owner of the store may change the blob while it is read.
         if blob is not None and is_there(blob) and (folder is None or not is_read_only(root)):
             return blob
         if folder is not None:
@@ -83,7 +83,7 @@ def ensure_blob(root: Path, key: str, compression: str, folder: Path | None = No
 
 
 def known_blob(root: Path, key: str, compression: str) -> LayerBlob | None:
-    """Return a recorded blob of a layer, which may have been removed, or None if no blob is recorded.
+    """Return a layer's blob from the layer's record, without checking its file, or None if no blob is recorded.
 
     Raises:
         StoreError: the record of the layer's blobs is damaged.
@@ -129,7 +129,7 @@ def note_place(root: Path, key: str, host: str, repository: str) -> None:
 
 
 def blob_path(root: Path, digest: str) -> Path:
-    """Return the path of a blob in a store.
+    """Return the path of the blob with this digest in a store.
 
     Raises:
         ImageRefused: the digest is malformed.
@@ -139,7 +139,7 @@ def blob_path(root: Path, digest: str) -> Path:
 
 @contextmanager
 def open_cold(root: Path, key: str) -> Iterator[LayerStream]:
-    """Open the tar of a frozen layer, which the caller holds.
+    """Open the tar of a frozen layer. The caller must hold a lease on the layer.
 
     Raises:
         StoreError: the blob is damaged or missing.
@@ -162,7 +162,7 @@ def open_cold(root: Path, key: str) -> Iterator[LayerStream]:
 
 
 def tar_of(root: Path, key: str) -> Iterator[bytes]:
-    """Yield the tar of a layer from its tree, or from its blob if it is frozen. The caller holds the layer.
+    """Yield a layer's tar from its tree, or from its blob if it is frozen. The caller must hold a lease on the layer.
 
     Raises:
         StoreError: the layer is damaged, or contains files that the tar of a layer cannot contain.
@@ -183,7 +183,7 @@ def _open_file(root: Path, key: str, entry: Entry) -> IO[bytes]:
     name = f"layers/{key}/tree/{entry.path}"
     try:
         return open_below(root, name)
-    except PermissionError:  # the mode of the file or of a parent directory denies access to its owner
+    except PermissionError:  # the owner has no read permission for the file or a parent directory
         names, tree = entry.path.split("/"), root / "layers" / key / "tree"
         with ExitStack() as restore_modes:
             for path in (tree.joinpath(*names[:depth]) for depth in range(1, len(names) + 1)):
@@ -214,7 +214,7 @@ def _write_blob(root: Path, key: str, compression: str, folder: Path) -> LayerBl
             packed = pack(tar_of(root, key), compression, file)
             file.flush()
             os.fsync(file.fileno())
-    except BaseException:  # Ctrl-C included: leave no partial blob
+    except BaseException:  # also on Ctrl-C, leave no partial blob
         path.unlink(missing_ok=True)
         raise
     return LayerBlob(path, packed.diff_id, packed.digest, packed.size)

@@ -22,7 +22,7 @@ class LowerLayers:
 
     Attributes:
         trees: directories of the trees, topmost first.
-        closed: whether a link that leads upwards out of the trees is an error. Set it to False for the root of an
+        closed: whether a link that leads above the root of the trees is an error. It is False for the root of an
             image, because ``/..`` is ``/``.
     """
 
@@ -30,14 +30,14 @@ class LowerLayers:
     closed: bool = False
 
     def shows(self, path: tuple[str, ...]) -> bool:
-        """Return whether a path exists; also True if a directory is unreadable."""
+        """Return whether a path exists; assume that a path in an unreadable directory exists."""
         try:
             return self.find(path) is not None
-        except PermissionError:  # the mode of a directory denies access to its owner
+        except PermissionError:  # the owner has no permission to read a directory
             return True
 
     def directory(self, path: tuple[str, ...]) -> Member:
-        """Return the attributes of a directory from the layers below, for an archive that does not describe it."""
+        """Return the metadata of a directory, for an upper layer whose archive has no entry for it."""
         location = None
         with contextlib.suppress(PermissionError):
             location = self.find(path)
@@ -47,7 +47,7 @@ class LowerLayers:
         return Member(b"", DIRECTORY, stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid, status.st_mtime_ns, 0)
 
     def find(self, path: tuple[str, ...]) -> tuple[str, os.stat_result] | None:
-        """Return (path on this machine, status), or None if the path does not exist; links are not followed.
+        """Return (host path, status), or None if the path does not exist. Links are not followed.
 
         Raises:
             PermissionError: the mode of a parent directory denies access to its owner.
@@ -111,8 +111,8 @@ def _look(tree: Path, path: tuple[str, ...]) -> tuple[str, os.stat_result | None
     """Look up a path in one layer without following links.
 
     Returns:
-        The path on this machine; its status, or None if the layer has no such path; and whether the layer hides the
-        path in the layers below.
+        The host path; its status, or None if the layer has no such path; and whether the layer hides this path of
+        the layers below.
     """
     location, is_hidden = os.fspath(tree), False
     status = os.lstat(location)

@@ -49,7 +49,7 @@ class Packed:
 
 
 def pack(tar: Iterable[bytes], compression: str, file: IO[bytes]) -> Packed:
-    """Compress a tar into a blob; equal tars give equal blobs on all machines with the same compressor.
+    """Compress a tar into a blob, deterministically: the same compressor version creates equal blobs from equal tars.
 
     Args:
         tar: the layer's tar, in pieces.
@@ -91,7 +91,7 @@ class _Hashed:
 
 
 def _pieces(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the same bytes in pieces of equal size, except for the last piece."""
+    """Split chunks of any size into pieces of equal size; only the last piece may be shorter."""
     buffer = bytearray()
     for chunk in chunks:
         buffer += chunk
@@ -102,7 +102,7 @@ def _pieces(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _gzip(pieces: Iterator[bytes], output: _Hashed) -> None:
-    """Write a gzip stream, compressing its pieces in parallel; each piece uses the previous as dictionary (pigz(1))."""
+    """Write a gzip stream; compress pieces in parallel, each with the previous one as dictionary, like pigz(1)."""
     workers = len(os.sched_getaffinity(0))
     size = crc = 0
     dictionary = b""
@@ -121,7 +121,7 @@ def _gzip(pieces: Iterator[bytes], output: _Hashed) -> None:
 
 
 def _deflated(piece: bytes, dictionary: bytes) -> bytes:
-    """Compress a piece of a deflate stream, flushed to a byte boundary so that the next piece can follow."""
+    """Compress a piece of a deflate stream; flush it to a byte boundary so that the next piece can be appended."""
     packer = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, -15, zdict=dictionary)
     return packer.compress(piece) + packer.flush(zlib.Z_SYNC_FLUSH)
 
@@ -132,8 +132,8 @@ def write_layer(entries: Iterable[Entry], open_file: Opener, *, keep_owners: boo
     Args:
         entries: the entries of the layer's list.
         open_file: opens the content of a file entry.
-        keep_owners: whether to write the owners on disk. Otherwise write root as the owner, because a store of an
-            unprivileged user has only files of this user.
+        keep_owners: whether to write the owners that the files have on disk. Otherwise write root as the owner,
+            because all files in the store of an unprivileged user belong to this user.
 
     Raises:
         StoreError: the layer is damaged, or contains files that the tar of a layer cannot contain.

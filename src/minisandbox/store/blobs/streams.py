@@ -1,4 +1,4 @@
-"""Read a layer's blob as a tar stream, which is decompressed and hashed while it is read."""
+"""Read a layer's blob as a tar stream: decompress and hash the blob while it is read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CHUNK = 1 << 20
 _PREFETCH = 4
 """Number of decompressed chunks to prefetch."""
 SPARE = 256 << 20
-"""Bytes to leave free on the disk."""
+"""Number of bytes to leave free on the disk."""
 _GZIP = b"\x1f\x8b"  # RFC 1952, section 2.3.1
 _MOST_MEMORY = 1 << 29
 """Maximum bytes of memory for decompressing an xz stream."""
@@ -44,7 +44,7 @@ def is_digest(text: str) -> bool:
 
 
 def check_digest(digest: str) -> str:
-    """Return the digest if it is well-formed, and so is safe in a path or URL.
+    """Return the digest if it is well-formed. A malformed digest would be unsafe in a path or URL.
 
     Raises:
         ImageRefused: the digest is malformed or has an unknown algorithm.
@@ -59,7 +59,7 @@ def check_digest(digest: str) -> str:
 
 
 def new_hash(digest: str, content: bytes = b"") -> hashlib._Hash:
-    """Return a hash object with the algorithm of a digest, fed with ``content``."""
+    """Return a hash object with the algorithm of a digest, initialized with ``content``."""
     return hashlib.new(digest.partition(":")[0], content)
 
 
@@ -126,13 +126,13 @@ class Blob:
 class LayerStream:
     """Read the tar in a blob that is compressed with gzip, zstd, xz or bzip2, or not at all.
 
-    The first bytes decide the compression, as in container engines. A thread reads, decompresses and hashes the blob;
-    the thread ends with the ``with`` block.
+    The first bytes determine the compression, as in container engines. A thread reads, decompresses and hashes the blob
+    until the ``with`` block ends.
 
     Args:
         blob: the blob.
         limit: maximum bytes of the tar.
-        digest: any digest with the algorithm that :attr:`diff_id` shall have.
+        digest: any digest whose algorithm is to be used for :attr:`diff_id`.
     """
 
     def __init__(self, blob: Blob, limit: int, digest: str = "sha256:") -> None:
@@ -187,7 +187,7 @@ class LayerStream:
         return b"".join(chunks)
 
     def skip(self, size: int) -> bool:
-        """Skip ``size`` bytes; return False if the tar ended before.
+        """Skip ``size`` bytes; return False if the tar is shorter.
 
         Raises:
             ImageRefused: as :meth:`some`.
@@ -238,9 +238,9 @@ class LayerStream:
 
 
 class _Prefetcher:
-    """Prefetch chunks of an iterator in a thread, so that decompression and hashing overlap with the unpacking.
+    """Prefetch chunks of an iterator in a thread, so that decompression and hashing overlap with unpacking.
 
-    This works because zlib and hashlib release the GIL.
+    The threads run in parallel because zlib and hashlib release the GIL.
     """
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
@@ -287,7 +287,7 @@ class _Prefetcher:
 
 
 def is_packed(magic_bytes: bytes) -> bool:
-    """Return whether a stream that begins with ``magic_bytes`` is compressed; zstd may begin with a skippable frame."""
+    """Return whether a stream with these first bytes is compressed; a zstd stream may begin with a skippable frame."""
     skippable = magic_bytes[1:4] == _SKIPPABLE and magic_bytes[0] & 0xF0 == 0x50
     return magic_bytes.startswith((_GZIP, MAGIC, *_OTHERS)) or skippable
 

@@ -1,8 +1,8 @@
 """Read a tar archive as a stream, with ustar, pax and GNU headers (tar(5), POSIX.1-2017 pax).
 
 The standard library's ``tarfile`` is unsafe for untrusted archives. Its streaming mode ends silently at a damaged
-header, and it reads extended headers of any size into memory (2 GiB for a header that claims 1 GiB). In Python 3.11.7
-it needs 18 s for an extended header with 128 KiB of digits (CVE-2024-6232).
+header, and it reads extended headers of any size into memory (2 GiB for a header that claims 1 GiB). Python 3.11.7
+needs 18 s for an extended header with 128 KiB of digits (CVE-2024-6232).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Stream(Protocol):
         """Read ``size`` bytes; fewer only at the end."""
 
     def skip(self, size: int) -> bool:
-        """Skip ``size`` bytes; return False if the stream ended before."""
+        """Skip ``size`` bytes; return False if the stream is shorter."""
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class Member:
     """One member of an archive.
 
     Attributes:
-        name: path of the member, unchanged from the archive.
+        name: path of the member, exactly as in the archive.
         kind: one of the constants above.
         mode: permission bits.
         uid: numeric owner.
@@ -80,7 +80,7 @@ class Member:
 
 
 class MemberReader(Protocol):
-    """Source of members; the content of a member must be read before the next member."""
+    """Iterator over members. The content of a member must be read before the iterator advances."""
 
     def __iter__(self) -> Iterator[Member]:
         """Yield the members."""
@@ -89,7 +89,7 @@ class MemberReader(Protocol):
         """Yield the content of the member that was yielded last."""
 
     def refuse(self, reason: str, name: bytes | None = None) -> NoReturn:
-        """Raise an error for a member, or for the member after the last that was read if ``name`` is None."""
+        """Raise an error for the member ``name``; None means the member that follows the last one read."""
 
 
 class TarReader:
@@ -109,7 +109,7 @@ class TarReader:
 
         Args:
             reason: what is wrong.
-            name: name of the member; None for the member after the last that was read.
+            name: name of the member; None for the member that follows the last one read.
             hint: what the user can do.
 
         Raises:
@@ -281,7 +281,7 @@ def _octal(field: bytes) -> int | None:
 
 
 def _signed_sum(block: bytes) -> int:
-    """Return the checksum of signed bytes, which some old programs write."""
+    """Return the checksum over signed bytes, which some old programs write instead of unsigned bytes."""
     return 8 * 32 + sum(byte - 256 if byte > 127 else byte for byte in block[:148] + block[156:])
 
 

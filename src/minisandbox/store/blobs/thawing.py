@@ -23,9 +23,9 @@ _TIMEOUT = 3600.0
 
 
 def thaw(layer: Path) -> None:
-    """Unpack a frozen layer; concurrent callers wait for the first one.
+    """Unpack a frozen layer; concurrent callers wait for the first caller.
 
-    The caller holds the layer, so that it cannot be frozen or removed meanwhile.
+    The caller must hold a lease on the layer, so that no process freezes or removes the layer meanwhile.
 
     Args:
         layer: directory of the layer.
@@ -49,7 +49,7 @@ def thaw(layer: Path) -> None:
 
 
 def _unpacked(root: Path, layer: Path, staging: Path) -> Path:
-    """Unpack a layer's blob; return a directory that contains the tree and the file list, both durable."""
+    """Unpack a layer's blob; return a directory with the tree and the file list, both synced to disk."""
     try:
         entries = list(listing.read_entries(layer))
         with open_cold(root, layer.name) as stream:
@@ -67,6 +67,6 @@ def _unpacked(root: Path, layer: Path, staging: Path) -> Path:
 
 
 def _put_back(layer: Path, unpacked: Path) -> None:
-    os.replace(unpacked / listing.NAME, layer / listing.NAME)  # the new files may take other numbers of blocks
+    os.replace(unpacked / listing.NAME, layer / listing.NAME)  # the number of blocks may differ after unpacking
     rename_directory(unpacked / "tree", layer / "tree")
     sync_directory(layer)

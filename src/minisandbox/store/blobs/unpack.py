@@ -1,7 +1,7 @@
 """Unpack a layer's tar safely into a directory that becomes a layer of the store.
 
-Paths are resolved in a model of the layer's files, and the kernel never follows a link, so a link cannot lead out of
-the layer. Directories are opened with ``RESOLVE_BENEATH`` and ``RESOLVE_NO_SYMLINKS`` (openat2(2)), and files are
+Links are resolved in an in-memory model of the layer's files and never by the kernel, so no link can lead out of the
+layer. Directories are opened with ``RESOLVE_BENEATH`` and ``RESOLVE_NO_SYMLINKS`` (openat2(2)), and files are
 created with ``O_EXCL`` and ``O_NOFOLLOW``.
 """
 
@@ -26,13 +26,13 @@ from minisandbox.store.blobs.streams import SPARE, LayerStream, require_room
 from minisandbox.store.blobs.tarstream import DIRECTORY, FIFO, FILE, HARD_LINK, LINK, Member, MemberReader, TarReader
 
 OPAQUE = "user.overlay.opaque"
-"""Attribute of opaque directories with the mount option ``userxattr``, which all our overlays have (overlayfs.rst)."""
+"""Extended attribute of opaque directories for mounts with ``userxattr``, which we always use (overlayfs.rst)."""
 NOBODY = 65534
 WHITEOUT, OPAQUE_MARK = ".wh.", ".wh..wh..opq"  # image-spec, layer.md
 _AUFS = ".wh..wh."
 """Prefix of the internal files of aufs, which docker used before 2015."""
 _AUFS_LINKS = ".wh..wh.plnk"
-"""Directory in which aufs keeps hard-linked files; their other names are hard links to files in it."""
+"""Directory with one name of each hard-linked file of aufs; the file's other names are hard links to it."""
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 _LONGEST_NAME, LONGEST_PATH = 255, 3500  # limits.h: NAME_MAX; PATH_MAX without the store's own directories
 DEEPEST = 256
@@ -66,8 +66,8 @@ class Unpacked:
 
     Attributes:
         digests: SHA-256 of each file's content, by inode.
-        hides_all: whether the layer hides all layers below.
-        notes: descriptions of properties that could not be kept, and how often each occurred.
+        hides_all: whether the layer hides all files of the layers below.
+        notes: descriptions of file properties that could not be kept, with the number of occurrences.
     """
 
     digests: dict[int, str] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class _Node:
         member: the attributes of a directory; None if the archive has no entry for it.
         target: target of a symbolic link.
         opaque: whether a directory hides the directory of the same path in the layers below.
-        whiteouts: names in the layers below that a directory hides.
+        whiteouts: names in a directory of the layers below that this layer hides.
     """
 
     kind: str
@@ -103,10 +103,10 @@ def unpack(
 
     Args:
         stream: the layer's tar.
-        tree: the directory to create. Its parent must be private, because it also gets a directory
-            ``TREE.removed`` for directories that later entries replace.
+        tree: the directory to create. Its parent directory must be private, because the directory ``TREE.removed``
+            is created there too, for directories that later entries replace.
         below: the layers below, used to drop whiteouts of files that they do not have; None keeps all whiteouts.
-        keep_owners: whether to set the owners that the tar names; otherwise this process owns all files.
+        keep_owners: whether to set the owners that the tar names; otherwise the user of this process owns all files.
         bounds: limits of the layer.
 
     Raises:
@@ -162,7 +162,7 @@ class _Unpacker:
         self._top = _Node(DIRECTORY)
         self._open: tuple[tuple[str, ...], int] = ((), -1)
         self._removed = self._names = self._text = self._content = 0
-        self._unchecked = _CHECK_EVERY  # so that the first write checks the free space
+        self._unchecked = _CHECK_EVERY  # makes the first write check the free space
         self._member = Member(b"", FILE, 0, 0, 0, 0, 0)
 
     def run(self) -> None:
@@ -182,7 +182,7 @@ class _Unpacker:
         os.close(self._root)
 
     def _remove_links(self) -> None:
-        """Remove the link directory of aufs; its files keep their other names."""
+        """Remove the link directory of aufs; the files in it keep their other hard links."""
         folder = self._top.children.get(_AUFS_LINKS, _Node(DIRECTORY))
         for name in [*folder.children]:
             self._remove(folder, (_AUFS_LINKS,), name)
@@ -272,7 +272,7 @@ class _Unpacker:
         return node, tuple(path)
 
     def _imply(self, node: _Node, path: list[str], name: str) -> _Node:
-        """Create a directory that no entry has described yet."""
+        """Create a parent directory that has no entry in the archive so far."""
         if name.startswith(WHITEOUT) and (path or name != _AUFS_LINKS):
             self._refuse(f"it lies in {name!r}, which is a whiteout")
         self._count(1)
@@ -330,9 +330,9 @@ class _Unpacker:
             self._own(member, name, parent_fd)
             os.chmod(name, member.mode, dir_fd=parent_fd)
             self._date(member, name, parent_fd)
-        else:  # a sandbox has its own /dev, and device files do not work elsewhere in a sandbox
+        else:  # skip devices: a sandbox has its own /dev, and device files elsewhere do not work
             self.result.notes["device files are left out"] += folder_path[:1] != ("dev",)
-            self._note_whiteout(folder, f"{WHITEOUT}{name}")  # like the device, hide this name in the layers below
+            self._note_whiteout(folder, f"{WHITEOUT}{name}")  # a device hides this name in the layers below
             return
         folder.children[name] = node
 
@@ -403,17 +403,17 @@ class _Unpacker:
         for name, value in member.attributes.items():
             is_overlay = name.startswith("user.overlay.")
             if not is_overlay and name.startswith(("user.", "security.capability", "system.posix_acl_")):
-                with contextlib.suppress(OSError):  # not permitted for this user, or no support in the file system
+                with contextlib.suppress(OSError):  # no permission, or the file system does not support it
                     os.setxattr(fd, name, value)
                     continue
             namespace = name.partition(".")[0]
             label = f"extended attributes {namespace}.*" if namespace in _NAMESPACES else "other extended attributes"
             self.result.notes[f"{label} are left out"] += 1
 
-    # --- whiteouts and directories, once everything is there ---
+    # --- whiteouts and directories, once all files exist ---
 
     def _hide(self, path: tuple[str, ...], node: _Node, *, is_hidden: bool) -> None:
-        """Create whiteouts, except for names that this layer has itself (image-spec, layer.md, "Whiteouts")."""
+        """Create whiteouts, except for names that exist in this layer (image-spec, layer.md, "Whiteouts")."""
         is_hidden = is_hidden or node.opaque
         for name in sorted(node.whiteouts or ()):
             own_child = node.children.get(name)
@@ -430,7 +430,7 @@ class _Unpacker:
                 self._hide((*path, name), child, is_hidden=is_hidden)
 
     def _settle(self, path: tuple[str, ...], node: _Node) -> None:
-        """Set the attributes of directories, innermost first, once all files exist, because new files change mtimes."""
+        """Set the metadata of directories, innermost first, after creating all files, which changes mtimes."""
         for name, child in node.children.items():
             if child.kind == DIRECTORY:
                 self._settle((*path, name), child)
@@ -461,7 +461,7 @@ class _Unpacker:
         self._forget()
 
     def _at(self, path: tuple[str, ...]) -> int:
-        """Return the descriptor of a directory; the descriptor that was used last stays open."""
+        """Return the file descriptor of a directory; cache the descriptor of the last directory."""
         if not path:
             return self._root
         if self._open[0] != path:

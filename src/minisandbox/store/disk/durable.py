@@ -45,14 +45,14 @@ def written_atomically(path: Path) -> Iterator[IO[bytes]]:
             file.flush()
             os.fsync(file.fileno())
         temporary_path.replace(path)
-    except BaseException:  # Ctrl-C included: leave no half-written file
+    except BaseException:  # also on Ctrl-C, leave no half-written file
         temporary_path.unlink(missing_ok=True)
         raise
     sync_directory(path.parent)
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable; fsync(2) requires this after a rename."""
+    """Sync the entries of a directory to disk, which fsync(2) requires after a rename."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -63,10 +63,10 @@ def sync_directory(path: Path) -> None:
 def sync_filesystem(path: Path) -> None:
     """Write everything on the file system that contains ``path`` to disk.
 
-    One syncfs(2) takes 20 ms, while an fsync for each of a layer's 2,000 files takes seconds.
+    One syncfs(2) takes 20 ms, whereas an fsync(2) for each of the 2,000 files of a layer takes seconds.
 
     Raises:
-        OSError: the write failed; delayed allocation reports ENOSPC only here.
+        OSError: the write failed; with delayed allocation, the kernel reports ENOSPC only here.
     """
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

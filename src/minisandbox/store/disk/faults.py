@@ -40,7 +40,7 @@ def store_faults(action: str) -> Iterator[None]:
     """
     try:
         yield
-    except MiniSandboxError:  # some are OSErrors too, but their message is complete
+    except MiniSandboxError:  # some are also OSErrors, but already have a complete message
         raise
     except OSError as error:
         if error.errno in FULL:
@@ -66,7 +66,7 @@ def disk_full(action: str, error: OSError | None = None) -> DiskFull:
 
 
 def _message(error: OSError) -> str:
-    """Return the message of an OSError, without the middle of a very long path."""
+    """Return the message of an OSError; cut out the middle of a very long message."""
     message = str(error)
     return message if len(message) <= _LONGEST else f"{message[: _LONGEST // 2]}...{message[-_LONGEST // 2 :]}"
 
@@ -75,7 +75,7 @@ def is_full(directory: Path, minimum: int) -> bool:
     """Return whether a directory's file system or quota has too little space or too few inodes left.
 
     Args:
-        directory: a private directory, in which a file is created and removed again.
+        directory: a private directory, in which a test file is created and removed.
         minimum: bytes that must be free.
 
     Raises:
@@ -88,13 +88,13 @@ def is_full(directory: Path, minimum: int) -> bool:
 
 
 def _can_allocate(directory: Path, size: int) -> bool:
-    """Return whether a file of that size can be allocated; fallocate(2) honours quotas, which statvfs(3) ignores."""
+    """Return whether a file of this size can be allocated; unlike statvfs(3), fallocate(2) respects quotas."""
     path = directory / f"room.{secrets.token_hex(6)}"
     try:
         with path.open("xb") as file:
             os.posix_fallocate(file.fileno(), 0, size)
-            os.fsync(file.fileno())  # a file server reports a full disk only here
-    except OSError as error:  # other errors do not mean a full disk: a file size limit, no support for fallocate
+            os.fsync(file.fileno())  # network file systems report a full disk only here
+    except OSError as error:  # other errors, for example EFBIG or EOPNOTSUPP, do not mean a full disk
         return error.errno not in FULL
     finally:
         path.unlink(missing_ok=True)

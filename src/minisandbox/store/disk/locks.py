@@ -1,4 +1,4 @@
-"""Lock files and directories with flock(2), against other processes and threads."""
+"""Lock files and directories with flock(2) to exclude other processes and threads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _POLL = 0.05
 
 
 def try_flock(fd: int) -> bool:
-    """Take an exclusive lock on an open file without waiting; return whether it was free."""
+    """Try to take an exclusive lock on an open file without waiting; return whether this succeeded."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -28,7 +28,7 @@ def try_flock(fd: int) -> bool:
 
 @contextmanager
 def hold_lock(path: Path, *, timeout: float, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
-    """Hold the lock ``path`` while the body runs.
+    """Hold the lock file ``path`` while the body runs.
 
     The kernel releases the lock if the holder is killed.
 
@@ -56,7 +56,7 @@ def hold_lock(path: Path, *, timeout: float, on_wait: Callable[[], None] | None 
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)  # before the unlock, so that a waiting process sees that its inode lost the name
+        path.unlink(missing_ok=True)  # before the unlock, so that a waiting process notices that the file was replaced
         os.close(fd)
 
 
@@ -81,7 +81,7 @@ def hold_flock(path: Path, flags: int, *, shared: bool = False) -> Iterator[None
 
 
 def open_locked(path: Path, flags: int, lock: Callable[[int], bool] = try_flock) -> int | None:
-    """Lock a file or directory; return a descriptor for the caller to close, or None if it is locked or was removed.
+    """Lock a file or directory; return a descriptor, which the caller closes, or None if it is locked or was removed.
 
     Args:
         path: the file or directory.
@@ -95,7 +95,7 @@ def open_locked(path: Path, flags: int, lock: Callable[[int], bool] = try_flock)
     try:
         if lock(fd) and still_named(fd, path):
             return fd
-    except BaseException:  # Ctrl-C included: do not leak the descriptor
+    except BaseException:  # also on Ctrl-C, do not leak the descriptor
         os.close(fd)
         raise
     os.close(fd)

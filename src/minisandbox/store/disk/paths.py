@@ -23,13 +23,13 @@ def default_root(environment: Mapping[str, str] | None = None) -> Path:
         ``$MINISANDBOX_STORE``, else ``$XDG_CACHE_HOME/minisandbox``, else ``~/.cache/minisandbox``; always absolute.
 
     Raises:
-        StoreError: no setting names the directory, and there is no home directory.
+        StoreError: neither variable is set, and the user has no home directory.
     """
     variables = os.environ if environment is None else environment
     if configured := variables.get("MINISANDBOX_STORE"):
         return Path(configured).expanduser().absolute()
     cache = variables.get("XDG_CACHE_HOME", "")
-    # The XDG base directory specification: relative values are invalid and are ignored.
+    # The XDG base directory specification requires programs to ignore relative paths.
     if cache.startswith("/"):
         return Path(cache) / "minisandbox"
     home = home_directory(variables)
@@ -60,8 +60,8 @@ def is_read_only(path: Path) -> bool:
         return False
     if os.statvfs(path).f_flag & os.ST_RDONLY:
         return True
-    # Another user's store is read-only even if it is writable: overlayfs in a sandbox could not copy up all files of a
-    # layer with several owners.
+    # Never write to another user's store, even with permission: layers would then have files of several owners, and
+    # overlayfs in a sandbox could not copy all of them up.
     return owner != os.geteuid() or not os.access(path, os.W_OK | os.X_OK)
 
 
@@ -88,7 +88,7 @@ def check_private(path: Path) -> None:
 
 
 def check_file_system(path: Path) -> None:
-    """Reject a file system on which layers cannot be made, or on which locks do not work between machines.
+    """Reject a file system on which layers cannot be created, or whose locks do not work across machines.
 
     Raises:
         StoreError: the file system is overlayfs or a network file system.
@@ -114,11 +114,11 @@ def check_file_system(path: Path) -> None:
 
 
 def set_aside(root: Path, damaged: Path) -> Path:
-    """Move a damaged layer or record to quarantine by one rename, so that running sandboxes can still use it.
+    """Move a damaged layer or record to quarantine by a rename, so that running sandboxes can still use its files.
 
     Args:
         root: the store's directory.
-        damaged: path of a layer, a pack or a record in the store.
+        damaged: path of a layer, pack or record in the store.
 
     Returns:
         The path in quarantine, where the files stay until :func:`.collect.collect` removes them.

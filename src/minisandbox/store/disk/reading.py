@@ -1,7 +1,7 @@
-"""Read files of a store, which another user may own: never follow a link, wait for a writer, or exceed a size limit.
+"""Read files of a store safely: never follow links, block on a FIFO, or read more than a size limit.
 
-A store can belong to another user, who may replace a file by a link, a pipe or an endless file. The user's own store
-is read with the same checks, which also detect damage.
+A store can belong to another user, who may replace a file by a link, a FIFO or an endless file. The same checks apply
+to the user's own store, because they also detect damage.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""List the entries of a finished tree, and hash the content of its files."""
+"""List the entries of a finished layer tree, and hash the content of its files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _KINDS = {stat.S_IFREG: FILE, stat.S_IFDIR: DIRECTORY, stat.S_IFLNK: LINK, stat.
 
 @dataclass(slots=True)
 class Allowance:
-    """Time limit for reading a tree, because holes, shared blocks and many names are cheap to make but slow to read.
+    """Time limit for reading a tree: sparse files, shared blocks and many names are cheap to create but slow to read.
 
     Attributes:
         seconds: seconds from the creation of this object; None sets no limit.
@@ -50,7 +50,7 @@ class Allowance:
 
 @contextmanager
 def opened_up(path: str | Path) -> Iterator[None]:
-    """Give the owner all permissions on a file or directory, but not on a link, while the body runs.
+    """Give the owner all permissions on a file or directory while the body runs; skip links.
 
     Raises:
         OSError: the file belongs to another user.
@@ -64,13 +64,14 @@ def opened_up(path: str | Path) -> Iterator[None]:
 
 
 def walk(tree: Path, restore_modes: ExitStack | None = None) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield (path relative to the tree, status), first for the tree itself, and for each directory before its contents.
+    """Yield (path relative to the tree, status) for the tree and all entries; a directory comes before its contents.
 
     The names in a directory are sorted, so that equal trees give equal lists.
 
     Args:
         tree: the directory.
-        restore_modes: restores the modes of directories that :func:`opened_up` had to change; None changes no modes.
+        restore_modes: stack that later restores the modes of directories that had to be made readable by
+            :func:`opened_up`; None changes no modes.
 
     Raises:
         OSError: a directory cannot be read.
@@ -78,7 +79,7 @@ def walk(tree: Path, restore_modes: ExitStack | None = None) -> Iterator[tuple[s
     base = os.fspath(tree)
     status = os.lstat(base)
     yield "", status
-    pending = [""] if stat.S_ISDIR(status.st_mode) else []  # do not follow a link in place of the tree
+    pending = [""] if stat.S_ISDIR(status.st_mode) else []  # if the tree was replaced by a link, do not follow the link
     while pending:
         folder = pending.pop()
         for entry in _sorted_entries(f"{base}/{folder}", restore_modes):
@@ -97,13 +98,13 @@ def _sorted_entries(folder: str, restore_modes: ExitStack | None) -> list[os.Dir
 
 
 def scan(tree: Path, restore_modes: ExitStack, allowance: Allowance, digests: Mapping[int, str]) -> Iterator[Entry]:
-    """Yield the entries of a tree before its publication, and remove sockets and overlayfs's internal attributes.
+    """Yield the entries of an unpublished tree; remove its sockets and overlayfs's internal attributes.
 
     A socket is useless once its server has exited, and tar archives cannot contain sockets.
 
     Args:
         tree: a tree that no process writes to any more.
-        restore_modes: restores the modes of directories that the build left without permissions.
+        restore_modes: stack that later restores the modes of directories that the build left without permissions.
         allowance: time limit for reading the tree.
         digests: known SHA-256 of files' contents by inode; files with a known digest are not read.
 
@@ -144,20 +145,20 @@ def _scan_entries(
         known_digest = digests.get(status.st_ino, "") if stat.S_ISREG(status.st_mode) else ""
         entry = _readable_entry(path, file_path, status, allowance, digest=not known_digest)
         entry = _without_handles(replace(entry, digest=entry.digest or known_digest), file_path)
-        if status.st_nlink > 1 and entry.kind not in (DIRECTORY, WHITEOUT):  # overlayfs hard-links its whiteouts
+        if status.st_nlink > 1 and entry.kind not in (DIRECTORY, WHITEOUT):  # overlayfs hard-links whiteouts
             first_names[status.st_ino] = entry
         yield entry
 
 
 def _readable_entry(path: str, file_path: str, status: os.stat_result, allowance: Allowance, *, digest: bool) -> Entry:
-    """Return the entry of a file or directory, even if its mode denies reading to its owner."""
+    """Return the entry of a file or directory, even if its owner has no read permission."""
     is_unreadable = stat.S_ISREG(status.st_mode) and not status.st_mode & stat.S_IRUSR
     with opened_up(file_path) if is_unreadable else nullcontext():
         return describe(path, file_path, status, digest=digest, allowance=allowance)
 
 
 def _without_handles(entry: Entry, file_path: str) -> Entry:
-    """Remove overlayfs's file handles, which make equal files differ and become stale when the layer is moved."""
+    """Remove overlayfs's internal attributes: they differ in equal files and become stale when a layer is moved."""
     if entry.kind == WHITEOUT:
         return _plain_whiteout(entry, file_path)
     overlay_names = [name for name, _ in entry.attributes if name in _MACHINE]
@@ -170,7 +171,7 @@ def _without_handles(entry: Entry, file_path: str) -> Entry:
 
 
 def _plain_whiteout(entry: Entry, file_path: str) -> Entry:
-    """Clear a whiteout's mode and mtime, which have no meaning, so that equal layers have equal lists."""
+    """Clear a whiteout's mode and mtime, which overlayfs ignores, so that equal layers have equal file lists."""
     if entry.mode:
         os.chmod(file_path, 0)
     if entry.mtime:
@@ -224,7 +225,7 @@ def hash_file(path: str, size: int, allowance: Allowance | None = None) -> str:
     """Return the SHA-256 of a file's content.
 
     Args:
-        path: the file; a link is not followed, and a pipe without a writer does not block.
+        path: the file; a link is not followed, and opening a FIFO does not block.
         size: expected size in bytes.
         allowance: time limit for reading the file; None sets no limit.
 
@@ -254,7 +255,7 @@ def read_attributes(path: str) -> Attributes:
     """Return the extended attributes of a file or directory, without security labels of this machine."""
     try:
         names = os.listxattr(path, follow_symlinks=False)
-    except OSError:  # a file system without extended attributes, for example tmpfs before Linux 6.6
+    except OSError:  # the file system has no extended attributes, for example tmpfs before Linux 6.6
         return ()
     layer_names = sorted(
         name for name in names if name.startswith(("user.", "security.capability", "system.posix_acl"))

@@ -24,7 +24,7 @@ def staging_directory(root: Path, label: str) -> Iterator[Path]:
         OSError: the directory cannot be created or removed.
     """
     path = root / "staging" / f"{label[:40]}.{secrets.token_hex(6)}"
-    with _gate(root):  # so that no process removes the directory as a leftover between mkdir and flock
+    with _gate(root):  # otherwise reclaim() could remove the directory between mkdir and flock
         path.mkdir(mode=0o700)
         fd = open_locked(path, DIRECTORY)
     assert fd is not None
@@ -38,10 +38,10 @@ def staging_directory(root: Path, label: str) -> Iterator[Path]:
 
 
 def reclaim(root: Path) -> int:
-    """Remove the staging directories of dead processes, which are unlocked.
+    """Remove the staging directories of dead processes, recognized by a free lock.
 
     Returns:
-        How many directories were removed.
+        The number of removed directories.
     """
     names = [name for name in os.listdir(root / "staging") if not name.startswith(".")]
     return sum(_reclaim_one(root, root / "staging" / name) for name in names)
@@ -54,7 +54,7 @@ def _reclaim_one(root: Path, path: Path) -> bool:
     if fd is None:
         return False
     try:
-        # The store must open even if a leftover cannot be removed (another owner, a mount).
+        # Ignore a leftover that cannot be removed, for example because of a mount, so that the store can be opened.
         with suppress(OSError):
             remove_tree(path)
             return True
@@ -64,4 +64,5 @@ def _reclaim_one(root: Path, path: Path) -> bool:
 
 
 def _gate(root: Path) -> AbstractContextManager[None]:
-    return hold_flock(root / "staging/.gate", LOCK_FILE)  # callers hold this lock for microseconds only
+    # This never blocks for long, because callers hold the lock for microseconds.
+    return hold_flock(root / "staging/.gate", LOCK_FILE)

@@ -1,4 +1,4 @@
-"""Remove and measure directory trees with untrusted content, without following links and without recursion."""
+"""Remove and measure directory trees with untrusted content; never follow links, never recurse."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TreeSize:
 def remove_tree(path: Path) -> None:
     """Remove a directory tree, regardless of its modes and depth, without following links.
 
-    Directories without permissions (overlayfs's ``work`` has mode 000) get their owner's permissions first.
+    The owner first gets permissions on directories that deny them, for example overlayfs's ``work`` with mode 000.
 
     Args:
         path: the directory; a missing directory is ignored.
