@@ -285,6 +285,24 @@ def test_weights_are_replaced_between_answers() -> None:
     asyncio.run(run())
 
 
+def test_tokens_have_the_version_of_the_weights() -> None:
+    async def run() -> None:
+        async with opened() as engine:
+            answers = []
+            for version in (None, 7):
+                answers += await converse(engine, 3, 1)
+                with engine.paused(version):
+                    pass
+            answers += await converse(engine, 3, 1)
+            assert [answer.tokens.versions for answer in answers if answer.tokens] == [
+                ((version, len(answer.tokens.sampled)),)
+                for version, answer in zip((0, 1, 7), answers, strict=True)
+                if answer.tokens
+            ]
+
+    asyncio.run(run())
+
+
 def test_paused() -> None:
     async def run() -> None:
         async with opened() as engine:

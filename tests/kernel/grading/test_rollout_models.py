@@ -54,6 +54,8 @@ def test_an_agent_with_a_model(smith: Task, smith_image: Image) -> None:
     assert [done.messages[turn.message].content for turn in done.turns] == [LOOK, "no action", FIX, SUBMIT]
     assert [(step.turn, step.exit_code) for step in done.steps] == [(1, 0), (3, 0)]
     assert "return a - b" in done.messages[3].content
+    assert [(entry.turn, entry.patch) for entry in done.patches] == [(3, done.submission)]
+    assert (done.patch_after(2), done.patch_after(4)) == (None, done.patches[0])
     # one row: the history has only grown, and each sampled token carries loss once
     [row] = done.rows
     assert row.turns == (0, 1, 2, 3)

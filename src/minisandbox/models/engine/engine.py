@@ -51,6 +51,9 @@ class TransformersEngine(Policy):
         kept: bytes of keys and values to keep for continued conversations.
         decoder: makes a replacement for the decoding loop from the tokens that end a response; None: use the model.
 
+    Attributes:
+        version: the version of the weights, from 0; recorded with each sampled token.
+
     Raises:
         MissingExtra: torch or transformers is not installed.
         InvalidValue: the model has layers without full attention, or fewer positions than ``context``.
@@ -89,7 +92,7 @@ class TransformersEngine(Policy):
         self._jobs: deque[_Job] = deque()
         self._running: list[_Job] = []
         self._changed = threading.Condition()
-        self._pauses = 0
+        self._pauses = self.version = 0
         self._closed = False
         self._thread: threading.Thread | None = None
 
@@ -178,11 +181,14 @@ class TransformersEngine(Policy):
         return await asyncio.wrap_future(job.future)
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self, version: int | None = None) -> Iterator[None]:
         """Pause the engine while its weights are changed.
 
         It waits until the running responses have ended, so that each comes from one set of weights; new requests wait.
         Cached keys and values are dropped. It blocks: call it from a thread, not from the event loop.
+
+        Args:
+            version: the version of the new weights; None: one more than before.
         """
         with self._changed:
             self._pauses += 1
@@ -194,6 +200,7 @@ class TransformersEngine(Policy):
             self._decoder.forget()
             with self._changed:
                 self._pauses -= 1
+                self.version = self.version + 1 if version is None else version
                 self._changed.notify_all()
 
     def cancel(self) -> None:
@@ -223,7 +230,8 @@ class TransformersEngine(Policy):
                 ended = []
             for job in self._running:
                 if job.row in ended:
-                    tokens = Tokens(job.row.prompt, job.row.sampled, job.row.logprobs)
+                    versions = ((self.version, len(job.row.sampled)),)  # a pause waits for the running responses
+                    tokens = Tokens(job.row.prompt, job.row.sampled, job.row.logprobs, versions)
                     sample = Sample(tokens, job.row.finish or "stop", job.row.cached)
                     with contextlib.suppress(InvalidStateError):  # cancelled just now
                         job.future.set_result(sample)
