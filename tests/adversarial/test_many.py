@@ -21,12 +21,12 @@ from minisandbox.types import ImageSpec, Limits, Outcome
 ROOT = Path(__file__).resolve().parents[2]
 # Where the time of day is told to people or written down. Everything that waits asks the monotonic clock.
 TIMES_OF_DAY = {
-    "cli/image/listing.py", "cli/quickstart.py", "cli/sandbox.py", "host/probes.py",
-    "images/builder.py", "images/http_client.py", "images/image.py",
-    "images/oci/prefetch.py", "images/oci/pull.py", "images/repair.py", "images/python/simple_api.py",
-    "models/engine/server.py", "models/refusals.py", "rollouts/database.py", "rollouts/harbor_job.py",
-    "rollouts/rundir.py", "rollouts/state.py", "sandbox/core.py", "sandbox/engines/core.py", "store/collect.py",
-    "store/results.py", "store/rundir.py", "store/store.py", "testing.py",
+    "cli/image/listing.py", "cli/quickstart.py", "cli/sandbox.py", "host/probes.py", "images/builder.py",
+    "images/http_client.py", "images/image.py", "images/oci/prefetch.py", "images/oci/pull.py",
+    "images/python/simple_api.py", "images/repair.py", "launch/jobs/changes.py", "models/engine/server.py",
+    "models/http.py", "rollouts/database.py", "rollouts/harbor_job.py", "rollouts/rundir.py", "rollouts/state.py",
+    "sandbox/core.py", "sandbox/engines/core.py", "store/collect.py", "store/results.py", "store/rundir.py",
+    "store/store.py", "testing.py",
 }  # fmt: skip
 YEAR = 365 * 86400.0
 

@@ -156,10 +156,9 @@ def test_a_proxy_that_cannot_be_made_is_tried_again(number: str) -> None:
         f"{refusing} = refuse\n"
     )
     with gateway("\n" + prepare) as made, lives("a") as (life,):
-        used, begun = made.processor_time(), time.monotonic()
+        used = made.processor_time()
         made.serve(life)
         assert life.ask().startswith(b"HTTP/1.1 403 ")
-        assert time.monotonic() - begun > 1
         assert made.processor_time() - used < 0.7, "it does not wait between"
 
 
