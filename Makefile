@@ -184,7 +184,7 @@ $(HARBOR_VENV)/.made: tools/make-harbor-venv
 NEWEST_VENV ?= .venv-newest-$(shell id -u)
 NEWEST_PYTHON ?= python3
 NEWEST_TESTS := tests/integrations tests/cluster/test_small.py \
-	$(addprefix tests/unit/,test_models_e*.py test_models_forced.py test_train*.py test_tasks_reading.py test_tasks_parsers.py)
+	$(addprefix tests/unit/,test_models_e*.py test_models_s*.py test_models_forced.py test_train*.py test_tasks_reading.py test_tasks_parsers.py)
 test-newest:
 	@tools/make-newest-venv "$(NEWEST_VENV)" "$(NEWEST_PYTHON)"
 	@HARBOR=harbor tools/make-harbor-venv "$(NEWEST_VENV)-harbor" "$(HARBOR_PYTHON)"

@@ -1,9 +1,9 @@
 """Tokens per second of the engine at a batch of 8, next to those of an earlier commit, in alternation.
 
-python benchmarks/generation_speed.py [--before COMMIT] [--rounds N] [--tokens N]
+python benchmarks/generation_speed.py [--before COMMIT] [--rounds N] [--tokens N] [--threads N]
 
 Needs the extra [local]. Each round runs both versions in a process of its own on the same prompts: the earlier one with
-OMP_NUM_THREADS=1, this one with its own defaults. The median of the rounds' ratios is printed.
+OMP_NUM_THREADS=1, this one with --threads. The median of the rounds' ratios is printed.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ def main() -> None:
     parser.add_argument("--before", default="414e1d8", metavar="COMMIT", help="the earlier commit (default: 414e1d8)")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each version (default: 5)")
     parser.add_argument("--tokens", type=int, default=64, help="sampled per response (default: 64)")
+    parser.add_argument("--threads", type=int, default=1, help="of this version (default: 1)")
     options = parser.parse_args()
     directory = fetch_model(tell=print)
     with tempfile.TemporaryDirectory() as tree:
@@ -61,7 +62,7 @@ def main() -> None:
         print(f"{'':<8} {'tokens/s':>9} {'tokens/CPU s':>13}")
         for _ in range(options.rounds):
             before = measure(Path(tree, "src"), directory, options.tokens, OMP_NUM_THREADS="1")
-            now = measure(ROOT / "src", directory, options.tokens)
+            now = measure(ROOT / "src", directory, options.tokens, OMP_NUM_THREADS=str(options.threads))
             for name, (wall, cpu) in (("before", before), ("now", now)):
                 print(f"{name:<8} {wall:9.1f} {cpu:13.1f}", flush=True)
             ratios.append((now[0] / before[0], now[1] / before[1]))
