@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from minisandbox.launch import disk, watchdog
-from minisandbox.launch.disk import Count, DiskLimit, Room, measure
+from minisandbox.launch.disk import Count, DiskLimit, FreeSpace, measure
 
 MIB = 1 << 20
-PLENTY = Room(100 << 30, 0)  # a file system that does not count files
+PLENTY = FreeSpace(100 << 30, 0)  # a file system that does not count files
 
 
 @pytest.fixture
@@ -96,8 +96,8 @@ def test_a_tree_that_is_moved_meanwhile_ends_the_count_of_that_part_alone(
 @pytest.fixture
 def limit(upper: int, monkeypatch: pytest.MonkeyPatch) -> DiskLimit:
     """A limit of 8 MiB on a file system that shows nothing of what is written, as if others freed as much."""
-    monkeypatch.setattr(disk, "room", lambda _: PLENTY)
-    monkeypatch.setattr(disk, "kept_in_memory", lambda: 0)
+    monkeypatch.setattr(disk, "free_space_of", lambda _: PLENTY)
+    monkeypatch.setattr(disk, "tmpfs_usage", lambda: 0)
     return DiskLimit(upper, 8 * MIB, memoryview(bytearray(disk.SHARED_SIZE)))
 
 
@@ -121,7 +121,7 @@ def test_what_a_job_has_written_itself_counts(
     fill(tmp_path / "upper/file", size)
     written = size
     assert limit.was_hit() == hit
-    assert limit.allowed == (limit.counted if hit else limit.limit)
+    assert limit.allowed_size == (limit.counted_size if hit else limit.limit)
 
 
 def test_a_file_operation_is_refused_what_has_no_room(limit: DiskLimit, tmp_path: Path) -> None:
@@ -146,32 +146,32 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     monkeypatch.setattr(watchdog, "_COUNTS_APART", 0.0)
     monkeypatch.setattr(watchdog, "_COUNT_SHARE", 0)
     monkeypatch.setattr(watchdog, "_COUNT_SHARE_NEAR", 0)
-    monkeypatch.setattr(watchdog, "kept_in_memory", lambda: 0)
-    monkeypatch.setattr(watchdog, "room", lambda _: PLENTY)
+    monkeypatch.setattr(watchdog, "tmpfs_usage", lambda: 0)
+    monkeypatch.setattr(watchdog, "free_space_of", lambda _: PLENTY)
     return found
 
 
 def test_commands_end_when_there_is_more_than_before(ended: list[object], limit: DiskLimit, tmp_path: Path) -> None:
     looks = watchdog.DiskWatchdog(limit)
     fill(tmp_path / "upper/1", 7 * MIB)
-    looks.look(())
+    looks.check(())
     assert ended == []
     limit.mark()
     fill(tmp_path / "upper/2", 3 * MIB)
-    looks.look(())
+    looks.check(())
     assert len(ended) == 1
     assert limit.was_hit()
     fill(tmp_path / "upper/3", MIB)  # of commands that are ending
     for _ in range(3):
-        looks.look(())
+        looks.check(())
     assert len(ended) == 1, "what lies there may stay"
     (tmp_path / "upper/1").unlink()
     fill(tmp_path / "upper/4", 2 * MIB)
-    looks.look(())
-    looks.look(())
+    looks.check(())
+    looks.check(())
     assert len(ended) == 1, "and be replaced by less"
     fill(tmp_path / "upper/5", 3 * MIB)
-    looks.look(())
+    looks.check(())
     assert len(ended) == 2, "but not by more"
 
 
@@ -180,15 +180,15 @@ def test_a_disk_that_fills_up_stops_those_who_write(
 ) -> None:
     looks = watchdog.DiskWatchdog(limit)
     fill(tmp_path / "upper/1", MIB)
-    looks.look(())
-    monkeypatch.setattr(watchdog, "room", lambda _: Room(disk.NEAR_FLOOR - 1, 0))
-    looks.look(())
+    looks.check(())
+    monkeypatch.setattr(watchdog, "free_space_of", lambda _: FreeSpace(disk.NEAR_FLOOR - 1, 0))
+    looks.check(())
     assert ended == []
     fill(tmp_path / "upper/2", MIB)
-    looks.look(())
+    looks.check(())
     assert len(ended) == 1
-    monkeypatch.setattr(watchdog, "room", lambda _: Room(disk.FLOOR - 1, 0))
-    looks.look(())
+    monkeypatch.setattr(watchdog, "free_space_of", lambda _: FreeSpace(disk.FLOOR - 1, 0))
+    looks.check(())
     assert len(ended) == 2, "below the floor everything is ended"
 
 
@@ -200,9 +200,9 @@ def test_a_count_of_many_files_takes_many_short_looks(
     for number in range(1000):
         (tmp_path / f"upper/{number}").touch()
     looks = watchdog.DiskWatchdog(limit)
-    looks.look(())
-    assert limit.counted == 0
+    looks.check(())
+    assert limit.counted_size == 0
     for _ in range(10):
-        looks.look(())
-    assert limit.counted == 1000 * 4096
+        looks.check(())
+    assert limit.counted_size == 1000 * 4096
     assert ended == []

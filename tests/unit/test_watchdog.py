@@ -53,9 +53,9 @@ def watch(monkeypatch: pytest.MonkeyPatch, limit: int, *pids: int) -> watchdog.W
 def test_two_looks_in_a_row_that_find_too_much_end_it(ended: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
     for pid in holding():
         looks = watch(monkeypatch, 32 * MIB, pid)
-        looks.look(())
+        looks.check(())
         assert ended == []
-        looks.look(())
+        looks.check(())
         assert ended == [()]
 
 
@@ -79,11 +79,11 @@ def test_one_that_ends_while_it_is_looked_at_holds_nothing(monkeypatch: pytest.M
 def test_an_excess_that_passes_ends_nothing(ended: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
     for pid in holding():
         looks = watch(monkeypatch, 32 * MIB, pid)
-        looks.look(())
+        looks.check(())
         monkeypatch.setattr(watchdog, "every_pid", list)
-        looks.look(())
+        looks.check(())
         monkeypatch.setattr(watchdog, "every_pid", lambda pid=pid: [pid])
-        looks.look(())
+        looks.check(())
         assert ended == []
 
 
@@ -91,9 +91,9 @@ def test_who_is_not_there_at_both_looks_does_not_count(ended: list[object], monk
     for first in holding():
         for second in holding():
             looks = watch(monkeypatch, 32 * MIB, first)
-            looks.look(())
+            looks.check(())
             monkeypatch.setattr(watchdog, "every_pid", lambda pid=second: [pid])
-            looks.look(())
+            looks.check(())
     assert ended == []
 
 
@@ -102,7 +102,7 @@ def test_what_is_ours_or_below_the_limit_is_left_alone(ended: list[object], monk
         for ours, limit in (((pid,), 32 * MIB), ((), 256 * MIB)):
             looks = watch(monkeypatch, limit, pid)
             for _ in range(4):
-                looks.look(ours)
+                looks.check(ours)
     assert ended == []
 
 
@@ -114,7 +114,7 @@ def test_what_processes_share_counts_once(ended: list[object], monkeypatch: pyte
         assert len(children) == 3
         looks = watch(monkeypatch, 128 * MIB, pid, *children)
         for _ in range(2):
-            looks.look(())
+            looks.check(())
         assert ended == []
         assert sum(map(watchdog._resident, (pid, *children))) > 128 * MIB, "it was not a quick look that decided"
 
@@ -141,11 +141,11 @@ def test_looks_cost_little(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([0.0, 0.002, 0.0, 1.0])
     monkeypatch.setattr("time.process_time", lambda: next(times))
     looks = watch(monkeypatch, 1 << 40, os.getpid())
-    looks.look(())
+    looks.check(())
     assert 0.25 < looks.wait() <= 0.3
-    looks.look(())  # it is not time to
+    looks.check(())  # it is not time to
     looks._due = 0.0
-    looks.look(())
+    looks.check(())
     assert 1.9 < looks.wait() <= watchdog.LONGEST_INTERVAL
 
 

@@ -21,13 +21,13 @@ from .kernel import syscalls as sc
 from .kernel.cgroups import LimitCounters
 
 READY = b"ready\n"
-"""The line that the first process prints once it runs."""
+"""The line that the first process prints once it has started."""
 _PIECE = 1 << 16
 _LONGEST_WAIT = 3600.0
 
 
 def main() -> None:
-    """Be the first process (``first SECONDS``) or a job (``job RLIMITS``). Never returns."""
+    """Run the first process (``first SECONDS``) or one job (``job RLIMITS``) of a container. Never returns."""
     verb, argument = sys.argv[1:]
     sc.prctl(sc.PR_SET_DUMPABLE, 0)
     if verb == "first":
@@ -36,7 +36,11 @@ def main() -> None:
 
 
 def _first(lifetime: float) -> None:
-    """Reap orphans until the owner hangs up or the lifetime (0: no limit) is over; exiting then ends the container."""
+    """Reap orphans until the owner closes standard input or the lifetime has passed. Exiting ends the container.
+
+    Args:
+        lifetime: seconds; 0: no limit.
+    """
     signal.signal(signal.SIGCHLD, lambda *_: _reap())
     os.write(1, READY)
     poll = select.poll()
@@ -68,7 +72,7 @@ def _job(rlimits: tuple[tuple[str, int], ...]) -> None:
     for connection in (worker_end, job_sender, job_receiver):
         connection.close()
     threading.Thread(target=_carry_in, args=(relay_end,), daemon=True).start()
-    with contextlib.suppress(OSError):  # the reader has hung up
+    with contextlib.suppress(OSError):  # the engine's client has closed standard output
         while chunk := relay_end.recv(_PIECE):
             _write(chunk)
     with contextlib.suppress(OSError):
@@ -93,7 +97,7 @@ def _work(
 
 
 def _carry_in(relay_end: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # the worker has ended
+    with contextlib.suppress(OSError):  # the worker has exited
         while chunk := os.read(0, _PIECE):
             relay_end.sendall(chunk)
         relay_end.shutdown(socket.SHUT_WR)

@@ -1,7 +1,8 @@
 """Measure an overlay upper on disk and enforce its size limit, because the kernel has no quota for one directory.
 
-Pid 1 counts while commands run, a worker after a command that may have written too much, the zygote for snapshots. The
-sandbox's processes may change the tree at the same time, so this module follows no link and trusts no name.
+Pid 1 counts the upper's files while commands run. A worker counts them after a command that may have exceeded the
+limit, and the zygote counts them for snapshots. The sandbox's processes may change the tree during a count, so this
+module follows no symbolic link and relies on no file name.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ PARTS = ("upper", "usr")
 FLOOR, NEAR_FLOOR = 256 << 20, 512 << 20
 """Free bytes of a file system. Below ``NEAR_FLOOR`` no upper may grow; below ``FLOOR`` all commands are killed."""
 _ENTRIES = 200
-"""Entries between two pauses. Each subdirectory is also followed by a pause, because entering it takes longer."""
+"""Files counted between two yields of :meth:`Count.steps`. Each subdirectory also yields, because it takes longer."""
 _MOST_OPEN = 256
-"""Parent directories whose descriptors stay open."""
+"""Maximum number of parent directories that a count keeps open."""
 _SHARED = struct.Struct("=QQQQQ")
 SHARED_SIZE = _SHARED.size
 
 
 class Count:
-    """Adds up the blocks of all files below an upper; a file with several hard links counts once.
+    """Adds up the disk blocks of all files in an upper. A file with several hard links counts once.
 
     Args:
         upper: descriptor of a directory that holds :data:`PARTS`.
@@ -81,13 +82,13 @@ def measure(upper: int) -> int:
     return count.bytes
 
 
-def kept_in_memory() -> int:
+def tmpfs_usage() -> int:
     """Return the bytes that this sandbox uses in its tmpfs, which holds /run and /dev/shm."""
     info = os.statvfs("/dev/shm")  # noqa: S108 - a mount of our own
     return (info.f_blocks - info.f_bfree) * info.f_frsize
 
 
-class Room(NamedTuple):
+class FreeSpace(NamedTuple):
     """Free space of a file system.
 
     Attributes:
@@ -99,17 +100,17 @@ class Room(NamedTuple):
     files: int
 
 
-def room(upper: int) -> Room:
+def free_space_of(upper: int) -> FreeSpace:
     """Return the free space of an upper's file system; 0 bytes if it has no free inodes."""
     info = os.fstatvfs(upper)
     full = info.f_files > 0 and info.f_favail == 0
-    return Room(0 if full else info.f_bavail * info.f_frsize, info.f_favail)
+    return FreeSpace(0 if full else info.f_bavail * info.f_frsize, info.f_favail)
 
 
 def _written() -> int:
     """Return the bytes that this process and its reaped children have written to disks (getrusage(2))."""
     usages = (resource.getrusage(target) for target in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(one.ru_oublock for one in usages) * 512
+    return sum(process_usage.ru_oublock for process_usage in usages) * 512
 
 
 class DiskLimit:
@@ -129,61 +130,67 @@ class DiskLimit:
         self.upper = upper
         self.limit = limit
         self._shared = shared
-        if not self.allowed:  # the shared memory is still zero: this process is the first to use it
-            self._state = _State(0, limit, 0, *room(upper))
+        if not self.allowed_size:  # the shared memory is still zero: this process is the first to use it
+            self._state = _State(0, limit, 0, *free_space_of(upper))
         self._kill_count = self._credit = 0
         self._written = _written()
 
     @property
-    def allowed(self) -> int:
-        """Bytes beyond which commands are killed: the limit, or the current size if larger, to allow removals."""
-        return self._state.allowed
+    def allowed_size(self) -> int:
+        """Size in bytes above which commands are killed.
+
+        It is the limit, or the size at the last count if that is larger, so that commands can still delete files.
+        """
+        return self._state.allowed_size
 
     @property
-    def counted(self) -> int:
-        """Result of the last count in bytes."""
-        return self._state.counted
+    def counted_size(self) -> int:
+        """Size of the upper in bytes at the last count."""
+        return self._state.counted_size
 
     def is_near(self, size: int = 0) -> bool:
-        """Estimate whether the upper is near its limit, without counting its files.
+        """Return whether the upper is probably near its limit, without counting its files.
 
-        The estimate adds the bytes written since the last count to the last count. They are the larger of two numbers:
-        the drop in free space, and the writes of this process and its reaped children. The drop alone is too small if
-        other processes on the file system have freed space.
+        The estimate is the size at the last count, plus the bytes written since. The bytes written are the larger of
+        two numbers: the drop in free space, and the writes of this process and its reaped children. The drop alone
+        would be too small if other processes have freed space on the same file system.
 
         Args:
             size: bytes that are about to be written.
         """
-        state, now = self._state, room(self.upper)
+        state, now = self._state, free_space_of(self.upper)
         files = (state.free_files - now.files) * BYTES_PER_FILE
         written_size = max(state.free_bytes - now.bytes, files, _written() - self._written)
-        return state.counted + max(0, written_size) + size > self.limit - self.limit // 8
+        return state.counted_size + max(0, written_size) + size > self.limit - self.limit // 8
 
-    def note_count(self, size: int, free_space: Room) -> None:
-        """Record a count. A size above the limit stays allowed, but the upper may not grow further.
+    def note_count(self, size: int, free_space: FreeSpace) -> None:
+        """Record the result of a count. A size above the limit is tolerated, but the upper may not grow further.
 
         Args:
             size: bytes counted.
             free_space: free space of the file system when the count began.
         """
-        self._state = _State(self._state.ended, max(self.limit, size), size, *free_space)
+        self._state = _State(self._state.kill_count, max(self.limit, size), size, *free_space)
 
-    def note_ended(self) -> None:
+    def note_kill(self) -> None:
         """Record that commands are about to be killed. Only pid 1 calls this."""
-        self._state = self._state._replace(ended=self._state.ended + 1)
+        self._state = self._state._replace(kill_count=self._state.kill_count + 1)
 
     def mark(self) -> None:
-        """Remember the counters before a job, for :meth:`was_hit`."""
-        self._kill_count, self._credit, self._written = self._state.ended, 0, _written()
+        """Remember the counters before a job, so that :meth:`was_hit` can compare with them."""
+        self._kill_count, self._credit, self._written = self._state.kill_count, 0, _written()
 
     def was_hit(self) -> bool:
-        """Return whether commands were killed since the mark or the limit is reached; counts files only near it."""
-        if self._state.ended > self._kill_count:
+        """Return whether commands were killed since :meth:`mark`, or the upper has reached its limit.
+
+        Files are counted only if the limit is near.
+        """
+        if self._state.kill_count > self._kill_count:
             return True
-        return self.is_near() and (self._measure() >= self.limit or room(self.upper).bytes == 0)
+        return self.is_near() and (self._measure() >= self.limit or free_space_of(self.upper).bytes == 0)
 
     def charge(self, size: int) -> None:
-        """Reserve bytes for a file operation, before it writes them; counts files only if the limit is near.
+        """Reserve bytes for a file operation before it writes them. Files are counted only if the limit is near.
 
         Raises:
             OSError: the limit would be exceeded (ENOSPC).
@@ -195,8 +202,8 @@ class DiskLimit:
         self._credit = max(0, self._credit - size)
 
     def _measure(self) -> int:
-        free_space = room(self.upper)
-        size = measure(self.upper) + kept_in_memory()
+        free_space = free_space_of(self.upper)
+        size = measure(self.upper) + tmpfs_usage()
         self.note_count(size, free_space)
         self._written = _written()
         return size
@@ -214,15 +221,15 @@ class _State(NamedTuple):
     """The counters in shared memory.
 
     Attributes:
-        ended: how often commands were killed.
-        allowed: see :attr:`DiskLimit.allowed`.
-        counted: result of the last count in bytes.
+        kill_count: how often commands were killed.
+        allowed_size: see :attr:`DiskLimit.allowed_size`.
+        counted_size: size of the upper in bytes at the last count.
         free_bytes: free bytes of the file system when that count began.
         free_files: free inodes of the file system when that count began.
     """
 
-    ended: int
-    allowed: int
-    counted: int
+    kill_count: int
+    allowed_size: int
+    counted_size: int
     free_bytes: int
     free_files: int

@@ -2,8 +2,9 @@
 
 Pid 1 exits when the controller closes the control socket or the zygote dies. The kernel then kills every process of the
 sandbox and removes its mounts (pid_namespaces(7)). Every page that pid 1 touches is copied and stays in memory as long
-as the sandbox lives, so a setup worker (:mod:`.setup`) carries out the plan. In a spare, pid 1 forks its first worker
-before there is a plan. Both have dropped their privileges and wait for the same message.
+as the sandbox lives, so a setup worker (:mod:`.setup`) carries out the plan. A *spare* is a sandbox that is prepared
+before it is requested. Its pid 1 forks the first worker in advance. Both have dropped their privileges, and wait for
+the message that starts the sandbox.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from .watchdog import DiskWatchdog, Watchdog, end_all
 
 _CONTROL, _LIFELINE = 3, 4
 HOLD = "/sys/kernel"
-"""Directory of the zygote's mount namespace that holds the sealed trees; no sandbox needs its own content."""
+"""Directory in the zygote's mount namespace where sealed trees are mounted; no sandbox needs the host's files there."""
 _NAMESPACES = sc.CLONE_NEWNS | sc.CLONE_NEWIPC | sc.CLONE_NEWUTS | sc.CLONE_NEWCGROUP
 _MAX_FAILURES = 12
 _MOST_AT_ONCE = 1000
 """Children that are reaped before the loop handles other events."""
 _LONGEST_WAIT = 3600.0
 _PATIENCE = 60.0
-"""Seconds that the first worker of a spare waits for a request. It then exits to save memory."""
+"""Seconds that the first worker of a spare waits for the sandbox to be requested; then it exits to save memory."""
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
 
@@ -73,7 +74,8 @@ def main(
     leader = Init(cgroups.LimitCounters(fds))
     if fork_early:
         leader.fork_worker(partner)
-    partner.send(BECOME)  # only now: pivot_root(2) moves no process that is being forked (fs/fs_struct.c)
+    # after the fork, because pivot_root(2) misses a process that is still being forked (fs/fs_struct.c)
+    partner.send(BECOME)
     leader.begin(*_await_start(partner))
     leader.serve()
 
@@ -99,18 +101,20 @@ def _become(
         fds = group.open()
         group.join()
     sc.unshare(_NAMESPACES | (sc.CLONE_NEWNET if network == "off" else 0))
-    with contextlib.suppress(OSError):  # no tree is mounted there yet
-        sc.umount(HOLD, sc.MNT_DETACH)  # copies of these mounts would keep released trees alive
+    # unmount sealed trees, if any: this namespace's copies of their mounts would keep them alive after their release
+    with contextlib.suppress(OSError):
+        sc.umount(HOLD, sc.MNT_DETACH)
     if network == "off":
         _raise_loopback()
     else:  # scope the abstract sockets of the host's namespace before a worker is forked
         sc.scope_abstract_sockets()
     proc = sc.new_filesystem("proc", sc.MOUNT_ATTR_NOEXEC)
     if network == "off":
-        # drop unanswered orphaned connections after 2 s instead of 100 s (tcp(7))
-        with contextlib.suppress(OSError):  # /proc/sys may be read-only in a container
+        # Drop unanswered orphaned connections after 2 s instead of 100 s (tcp(7)), and open all ports to every user,
+        # as container engines do. Both fail if /proc/sys is read-only, as in some containers.
+        with contextlib.suppress(OSError):
             sc.write_setting("sys/net/ipv4/tcp_orphan_retries", "1", proc)
-            sc.write_setting("sys/net/ipv4/ip_unprivileged_port_start", "0", proc)  # allow every port, as containers do
+            sc.write_setting("sys/net/ipv4/ip_unprivileged_port_start", "0", proc)
     enter_new_namespace(identity, partner, proc)
     os.close(proc)
     drop_privileges(identity)
@@ -125,25 +129,25 @@ def _become(
 
 
 StartMessage = tuple[dict[str, int], socket.SocketType, socket.SocketType, int]
-"""What pid 1 and the first worker receive at the start: limits and lifetime, control socket, door, and the descriptor
-of an upper on disk (-1 if the upper is in memory)."""
+"""Message that starts pid 1 and the first worker of a spare: limits and lifetime, control socket, job listener, and the
+descriptor of an upper on disk (-1 if the upper is in memory)."""
 
 
 def _await_start(partner: socket.socket) -> StartMessage:
     """Wait until a setup worker has finished the sandbox; exit if it failed or the zygote died.
 
-    The control socket replaces the birth socket.
+    The control socket gets the descriptor number of the socket to the setup workers.
     """
     data, ancillary, _, _ = partner.recvmsg(4096, socket.CMSG_SPACE(12), socket.MSG_CMSG_CLOEXEC)
     if not data:
         os._exit(0)
-    control, door, *upper = array.array("i", ancillary[0][2])
+    control, job_listener, *upper = array.array("i", ancillary[0][2])
     os.dup2(control, _CONTROL, inheritable=False)
     os.close(control)
     partner.close()
     settings = setup.unpack_settings(data)
-    control_socket, door_socket = socket.SocketType(fileno=_CONTROL), socket.SocketType(fileno=door)
-    return settings, control_socket, door_socket, upper[0] if upper else -1
+    control_socket, listener_socket = socket.SocketType(fileno=_CONTROL), socket.SocketType(fileno=job_listener)
+    return settings, control_socket, listener_socket, upper[0] if upper else -1
 
 
 def _move_descriptors(setup_socket: socket.socket, lifeline: int) -> None:
@@ -170,7 +174,7 @@ class Init:
     """
 
     _control: socket.SocketType
-    _door: socket.SocketType
+    _job_listener: socket.SocketType
     _watchdogs: list[Watchdog | DiskWatchdog]
     _expects_commands: bool
     _deadline: float | None
@@ -191,7 +195,7 @@ class Init:
             self._poll.register(descriptor, select.POLLIN)
 
     def begin(
-        self, settings: dict[str, int], control: socket.SocketType, door: socket.SocketType, upper: int = -1
+        self, settings: dict[str, int], control: socket.SocketType, job_listener: socket.SocketType, upper: int = -1
     ) -> None:
         """Take over the sandbox's sockets and limits, and report that the sandbox is ready.
 
@@ -199,11 +203,11 @@ class Init:
             settings: limits of commands, the lifetime in milliseconds, the memory and disk to watch, as :mod:`.setup`
                 sends them.
             control: socket on which jobs arrive; the sandbox ends when it closes.
-            door: listening socket on which processes other than the owner submit jobs.
+            job_listener: listening socket on which processes other than the owner submit jobs.
             upper: descriptor of an upper on disk; -1 for an upper in memory.
         """
         self._control = control
-        self._door = door
+        self._job_listener = job_listener
         self._control.send(b'{"event":"ready"}')
         memory = settings.get(setup.MEMORY, 0)
         self._watchdogs = [Watchdog(memory, self._counters)] if memory else []
@@ -221,19 +225,19 @@ class Init:
             self.fork_worker()
         while True:
             # wait for jobs only while no worker is idle; poll(2) reports a hang-up in any case
-            for descriptor in (_CONTROL, self._door.fileno()):
+            for descriptor in (_CONTROL, self._job_listener.fileno()):
                 self._poll.register(descriptor, 0 if self._idle_workers else select.POLLIN)
             events = dict(self._poll.poll(self._poll_timeout()))
             if _LIFELINE in events or events.get(_CONTROL, 0) & (select.POLLHUP | select.POLLERR):
                 self._end()
             for watchdog in self._watchdogs if self._workers - self._idle_workers else ():
-                watchdog.look(self._workers | {os.getpid()})
+                watchdog.check(self._workers | {os.getpid()})
             if self._wakeup in events:
                 os.read(self._wakeup, 4096)
                 self._reap()
             if self._notes in events:
                 self._take_notes(os.read(self._notes, 4096))
-            elif (events.get(_CONTROL, 0) | events.get(self._door.fileno(), 0)) & select.POLLIN:
+            elif (events.get(_CONTROL, 0) | events.get(self._job_listener.fileno(), 0)) & select.POLLIN:
                 self.fork_worker()
 
     def _end(self, status: int = 0) -> NoReturn:
@@ -265,7 +269,7 @@ class Init:
                 self._primary_pid = 0
 
     def _reap(self) -> None:
-        """Reap exited children, then look for orphans once: a killed worker can leave thousands of processes."""
+        """Reap exited children, then search for orphans once, because a killed worker can leave thousands."""
         has_orphans = False
         with contextlib.suppress(ChildProcessError):
             for _ in range(_MOST_AT_ONCE):
@@ -273,7 +277,7 @@ class Init:
                 if pid == 0:
                     break
                 if os.WIFSTOPPED(status):
-                    if pid in self._workers:  # a command stopped the worker: it could not enforce a timeout
+                    if pid in self._workers:  # a command stopped the worker, which can then enforce no timeout
                         os.kill(pid, signal.SIGKILL)
                     continue
                 has_orphans = has_orphans or status != 0 or pid not in self._workers
@@ -281,8 +285,9 @@ class Init:
                 if os.WIFEXITED(status) and os.WEXITSTATUS(status) == worker.FAILED:
                     self._count_failure()
             else:
-                with contextlib.suppress(BlockingIOError):  # a full pipe wakes pid 1 as well
-                    os.write(self._wakeup_write, b"\0")  # there may be more children; handle other events first
+                # more children may have exited: wake the loop again after other events; a full pipe also wakes it
+                with contextlib.suppress(BlockingIOError):
+                    os.write(self._wakeup_write, b"\0")
         if has_orphans:
             self._end_orphans()
 
@@ -321,7 +326,7 @@ class Init:
         """Fork a worker.
 
         Args:
-            partner: the birth socket, on which the early worker of a spare waits; None for a sandbox that runs.
+            partner: socket to the setup workers, on which the first worker of a spare waits; None in a running sandbox.
         """
         is_primary = self._primary_pid == 0
         try:
@@ -338,7 +343,7 @@ class Init:
                 if partner is not None:
                     self._await_begin(partner)
                 notes = (self._notes_write, self._counters)
-                worker.main(self._control, self._door, notes, self._rlimits, primary=is_primary)
+                worker.main(self._control, self._job_listener, notes, self._rlimits, primary=is_primary)
             finally:
                 os._exit(worker.FAILED)
         self._workers.add(pid)
@@ -347,18 +352,18 @@ class Init:
             self._primary_pid = pid
 
     def _await_begin(self, partner: socket.socket) -> None:
-        """Wait in the early worker for its own copy of the message that starts pid 1."""
+        """Wait in the first worker of a spare for the message that starts the sandbox; pid 1 receives a copy."""
         sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
         worker.rehearse(self._counters)
         if not select.select([partner], [], [], _PATIENCE)[0]:
             os._exit(0)
-        settings, self._control, self._door, upper = _await_start(partner)
+        settings, self._control, self._job_listener, upper = _await_start(partner)
         if upper >= 0:
             self._counters.limit_upper(upper, settings[setup.DISK])
         self._rlimits = _rlimits(settings)
 
 
 def _rlimits(settings: dict[str, int]) -> tuple[tuple[str, int], ...]:
-    """Return the limits of commands among the numbers."""
+    """Return those settings that are resource limits of commands."""
     other_names = (setup.MEMORY, setup.DISK, setup.EXPECTS_COMMANDS, setup.LIFETIME)
     return tuple((name, value) for name, value in settings.items() if name not in other_names)

@@ -32,7 +32,7 @@ BYTES_PER_FILE = 4096
 
 
 class _Operation:
-    """An operation of a plan; ``summary`` is a format string that gets the operation."""
+    """An operation of a plan. ``summary`` is the format string of its description."""
 
     __slots__ = ()
     summary: ClassVar[str]
@@ -329,7 +329,7 @@ class Plan:
         inotify: limit of inotify instances in the user namespace.
         processes: limit of processes for all ids of the sandbox together, if no control group counts them.
         group_limits: (name, amount) for the control group (:meth:`.kernel.cgroups.Cgroup.limit`).
-        one_id: whether the sandbox has a single uid if it would share further ids with the caller's other sandboxes.
+        one_id: whether the sandbox has a single uid, unless it has an id range that no other sandbox shares.
         pretend_owners: whether changes of file owners and ids do nothing but return success.
     """
 

@@ -1,11 +1,11 @@
-"""Set up sandboxes in a separate process next to the zygote, in two steps, each a job.
+"""Set up sandboxes in setup workers, processes next to the zygote. A sandbox takes two steps, and each is a job.
 
 To *prepare* a sandbox, before there is a request, the setup worker maps the ids of a new pid 1, enters its namespaces,
 and mounts everything that does not depend on the image. To *finish* it, a setup worker enters the namespaces again,
 executes the rest of the plan, and sends pid 1 the message to begin. In between, a socket, the *handover*, holds the
 descriptors that the second step needs: the namespaces, scratch, and the socket to pid 1. Any setup worker can receive
-them. So pid 1 never has privileges and a plan at the same time. No process needs to be forked for a plan either, which
-would copy every page that the new process touches.
+them. So pid 1 never has privileges and a plan at the same time. Besides, no process is forked for a plan, because a
+fork would copy every page that the new process touches.
 
 Jobs wait in one queue, and a sandbox is prepared before it is finished. A setup worker that waits for a handover
 therefore waits for a job that another setup worker has begun, never for a job behind its own.
@@ -44,7 +44,8 @@ _HOME = {sc.CLONE_NEWNS: _FIRST_HOME, sc.CLONE_NEWUTS: _FIRST_HOME + 1, sc.CLONE
 PREPARE, FINISH, BOTH = "prepare", "finish", "both"
 """Jobs. Each message carries descriptors. ``PREPARE``: the socket to pid 1 and the sending end of the handover.
 ``FINISH``: the receiving end of the handover; ``BOTH``: the socket to pid 1. The last two also carry the sandbox's end
-of its control socket, its door, and the sealed trees that its plan names."""
+of its control socket, the socket on which processes other than the owner submit jobs, and the sealed trees that the
+plan names."""
 
 
 PREPARED = b"prepared"
@@ -118,8 +119,10 @@ def _make_home() -> OSError | None:
     """
     sc.close_range(_FIRST_HOME)
     try:
-        sc.unshare(sc.CLONE_NEWUTS | sc.CLONE_NEWNET)  # an ordinary user could not re-enter the host's
-        for name in ("mnt", "uts", "net"):  # the new descriptors get the numbers of _HOME
+        # Unshare, because an ordinary user could not return to the host's namespaces. The opened descriptors get the
+        # numbers in _HOME.
+        sc.unshare(sc.CLONE_NEWUTS | sc.CLONE_NEWNET)
+        for name in ("mnt", "uts", "net"):
             os.open(f"/proc/self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         return error
@@ -147,7 +150,7 @@ class _SandboxFds(NamedTuple):
 
 
 class _Refused(Exception):
-    """The message of a setup worker that could not prepare a sandbox."""
+    """A sandbox could not be prepared. The argument is the error message of the setup worker that tried."""
 
 
 @dataclass(slots=True)
@@ -187,13 +190,13 @@ class _Setup:
                 with contextlib.suppress(OSError):
                     socket.send_fds(peer, [error_message(error, operation=self.step)], [init_socket])
 
-    def finish(self, source: int, control: int, door: int, trees: Sequence[int], *, prepared: bool) -> None:
+    def finish(self, source: int, control: int, job_listener: int, trees: Sequence[int], *, prepared: bool) -> None:
         """Execute the plan and start pid 1, or report to the controller why there is no sandbox.
 
         Args:
             source: receiving end of the handover, or the socket to pid 1.
             control: the sandbox's end of the control socket.
-            door: the sandbox's door.
+            job_listener: listening socket on which processes other than the owner submit jobs.
             trees: the sealed trees that the plan names.
             prepared: whether the sandbox is prepared already.
         """
@@ -204,7 +207,7 @@ class _Setup:
                 if fds is None or not self._limit(*self.limits):
                     return
                 with socket.socket(fileno=os.dup(fds.init_socket)) as init_socket:
-                    if prepared:  # pivot_root(2) must find every process: wait until the spare has forked its worker
+                    if prepared:  # pivot_root(2) must find all processes: wait until the spare has forked its worker
                         self._await_become(init_socket)
                     executor = mounts.Executor(self._idmap_fd(fds), tuple(trees), proc, fds.tree)
                     self._carry_out(plan, fds, executor, controller)
@@ -212,7 +215,7 @@ class _Setup:
                         self._await_become(init_socket)
                     _hand_out(controller, "tree", executor.tree)
                     settings = pack_settings(_settings(plan))
-                    descriptors = [control, door, *([executor.disk] if executor.disk >= 0 else [])]
+                    descriptors = [control, job_listener, *([executor.disk] if executor.disk >= 0 else [])]
                     socket.send_fds(init_socket, [settings], descriptors)
                     if prepared:
                         with contextlib.suppress(BrokenPipeError):  # there is no early worker, or it has exited
@@ -294,7 +297,7 @@ class _Setup:
                 act_as_owner(self.identity, undo=True)
                 for _, kind in entered:
                     sc.setns(_HOME[kind], kind)
-            except OSError:  # stuck in this sandbox's namespaces: it must not set up the next sandbox
+            except OSError:  # stuck in this sandbox's namespaces, so this process must not set up another
                 os._exit(1)
 
 
@@ -318,18 +321,18 @@ def _hand_out_listener(controller: socket.socket) -> None:
 
 
 def _settings(plan: Plan) -> tuple[tuple[str, int], ...]:
-    """Return the numbers of a plan that pid 1 needs."""
+    """Return the settings that pid 1 needs from a plan, as named numbers."""
     commands = (EXPECTS_COMMANDS, int(plan.expects_commands))
     watched = (MEMORY, plan.memory), (DISK, plan.disk)
     return (*plan.rlimits, (LIFETIME, plan.lifetime), *watched, commands)
 
 
 def pack_settings(settings: tuple[tuple[str, int], ...]) -> bytes:
-    """Encode named numbers as plain text, so that pid 1 need not touch a JSON parser."""
+    """Encode named numbers as plain text, so that pid 1 needs no JSON parser, which would take memory."""
     return " ".join(f"{name}={value}" for name, value in settings).encode()
 
 
 def unpack_settings(text: bytes) -> dict[str, int]:
-    """Decode what :func:`pack_numbers` wrote."""
+    """Decode what :func:`pack_settings` wrote."""
     items = (item.partition("=") for item in text.decode().split())
     return {name: int(value) for name, _, value in items}

@@ -55,7 +55,7 @@ def _supervise(control: int, lifeline: int, settings: dict[str, int]) -> None:
     sc.close_range(_LIFELINE + 1)
     sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
     sc.prctl(sc.PR_SET_CHILD_SUBREAPER, 1)
-    listener, _connected = socket.socketpair()  # a door that never receives a job
+    listener, _connected = socket.socketpair()  # the job listener, to which nobody connects
     loop = init.Init(LimitCounters(None, disk="/"))
     loop.begin(settings, socket.SocketType(fileno=_CONTROL), listener)
     loop.serve()

@@ -14,7 +14,7 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from .disk import FLOOR, NEAR_FLOOR, Count, DiskLimit, Room, kept_in_memory, room
+from .disk import FLOOR, NEAR_FLOOR, Count, DiskLimit, FreeSpace, free_space_of, tmpfs_usage
 from .jobs.descendants import every_pid
 from .kernel.cgroups import LimitCounters
 
@@ -64,25 +64,25 @@ class Watchdog:
         self._limit = limit
         self._counters = counters
         self._due = 0.0
-        self._suspects: frozenset[int] = frozenset()  # the processes of the check that exceeded the limit
+        self._suspects: frozenset[int] = frozenset()  # processes of the last check, if it exceeded the limit
 
     def wait(self) -> float:
         """Return the seconds until the next check is due."""
         return max(0.0, self._due - time.monotonic())
 
-    def look(self, own_pids: Collection[int]) -> None:
+    def check(self, own_pids: Collection[int]) -> None:
         """Check memory if a check is due; kill every process but ours if two checks in a row exceed the limit."""
         if self.wait():
             return
         start_time = time.process_time()
-        # a short-lived child shares its parent's memory: the second check counts only processes of the first
+        # in the second check, count only processes of the first, because a short-lived child shares its parent's memory
         pids = [pid for pid in every_pid() if pid not in own_pids and (not self._suspects or pid in self._suspects)]
-        is_near = (
-            sum(map(_resident, pids)) > self._limit
-        )  # a cheap upper bound: the exact check takes ten times as long
+        # compare a cheap upper bound first, because the exact check takes ten times as long
+        is_near = sum(map(_resident, pids)) > self._limit
         is_over_limit = is_near and self._exceeds_limit(pids)
         if is_over_limit and self._suspects:
-            self._counters.note_memory()  # before the kill: a worker reads the counter once its command has exited
+            # count before the kill, because workers read the counter once their command has exited
+            self._counters.note_memory()
             end_all(own_pids)
         self._suspects = frozenset(pids) if is_over_limit and not self._suspects else frozenset()
         pause = (_SHARE_NEAR if is_near else _SHARE) * (time.process_time() - start_time)
@@ -111,18 +111,18 @@ class DiskWatchdog:
     def __init__(self, limit: DiskLimit) -> None:
         self._limit = limit
         self._due = self._count_due = self._count_due_near = 0.0
-        self._is_settling = False  # the next count must not kill again for files of killed commands
+        self._is_settling = False  # whether the next count must not kill again for files of killed commands
         self._begin()
 
     def wait(self) -> float:
         """Return the seconds until the next check is due."""
         return max(0.0, self._due - time.monotonic())
 
-    def look(self, own_pids: Collection[int]) -> None:
+    def check(self, own_pids: Collection[int]) -> None:
         """Check the disk if a check is due; kill every process but ours if the upper is too large or the disk full."""
         if self.wait():
             return
-        free_space = room(self._limit.upper)
+        free_space = free_space_of(self._limit.upper)
         if free_space.bytes < FLOOR:
             self._end(own_pids)
         elif time.monotonic() >= (self._count_due_near if (is_near := self._limit.is_near()) else self._count_due):
@@ -132,10 +132,10 @@ class DiskWatchdog:
     def _begin(self) -> None:
         self._count = Count(self._limit.upper)
         self._steps = self._count.steps()
-        self._room = room(self._limit.upper)
+        self._start_free_space = free_space_of(self._limit.upper)
         self._count_duration = 0.0
 
-    def _continue_count(self, own_pids: Collection[int], seconds: float, free_space: Room) -> None:
+    def _continue_count(self, own_pids: Collection[int], seconds: float, free_space: FreeSpace) -> None:
         """Count for a slice of time, and kill commands if the files counted so far exceed the limit."""
         start_time, is_complete = time.monotonic(), False
         for _ in self._steps:
@@ -145,13 +145,13 @@ class DiskWatchdog:
             is_complete = True
         self._count_duration += time.monotonic() - start_time
         limit = self._limit
-        allowed_size = (
-            min(limit.allowed, limit.counted) if free_space.bytes < NEAR_FLOOR and limit.counted else limit.allowed
-        )
-        size = self._count.bytes + kept_in_memory()
+        allowed_size = limit.allowed_size
+        if free_space.bytes < NEAR_FLOOR and limit.counted_size:
+            allowed_size = min(allowed_size, limit.counted_size)
+        size = self._count.bytes + tmpfs_usage()
         is_over_limit = size > allowed_size and not self._is_settling
         if is_complete:
-            limit.note_count(size, self._room)
+            limit.note_count(size, self._start_free_space)
             now = time.monotonic()
             self._count_due = now + max(_COUNTS_APART, _COUNT_SHARE * self._count_duration)
             self._count_due_near = now + _COUNT_SHARE_NEAR * self._count_duration
@@ -161,7 +161,8 @@ class DiskWatchdog:
             self._end(own_pids)
 
     def _end(self, own_pids: Collection[int]) -> None:
-        self._limit.note_ended()  # before the kill: a worker reads the counter once its command has exited
+        # count before the kill, because workers read the counter once their command has exited
+        self._limit.note_kill()
         end_all(own_pids)
         self._is_settling = True
         self._count_due = self._count_due_near = 0.0

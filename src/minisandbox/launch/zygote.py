@@ -64,12 +64,16 @@ def main(connection: socket.socket, controller: int, *settings: str) -> None:
     """
     lock_directory, owner, preparations, *mappers = settings
     _, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, maximum))  # one descriptor per live sandbox
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # with Python's handler, a command could interrupt its pid 1
+    # Raise the limit, because each live sandbox takes a descriptor. Ignore SIGINT, because otherwise a command could
+    # interrupt its pid 1.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, maximum))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     _reset_process_state()
     forbid_imports()
-    gc.disable()  # there are no cycles, and a collection would copy every page it touches in each child
-    sc.overwrite_arguments("minisandbox-launcher")  # before _enter_namespaces: it reads the /proc of this process
+    # Disable the garbage collector: there are no cycles, and a collection would copy every page that it touches in each
+    # child. Overwrite the arguments here, because that reads /proc/self, which _enter_namespaces replaces.
+    gc.disable()
+    sc.overwrite_arguments("minisandbox-launcher")
     try:
         seccomp.assemble()
         sc.join_new_session_keyring()
@@ -117,8 +121,9 @@ def _reset_process_state() -> None:
         sc.forget_disk_priority()
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+b", buffering=0) as score:
         if int(score.read()) < 0:
-            score.write(b"0")  # set with CAP_SYS_RESOURCE: a minimum for all descendants
-    for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT}:  # these stay ignored
+            score.write(b"0")  # with CAP_SYS_RESOURCE, this becomes the minimum for all descendants
+    ignored_signals = {signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT}
+    for number in signal.valid_signals() - ignored_signals:
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the thread that forked this process may block signals
@@ -187,8 +192,9 @@ class _Zygote:
         self._spare_options = SpawnOptions(nproc=0 if groups else PROCESSES)
         self._preparations = preparations
         self._spares: deque[_Spare] = deque()
-        self._requested_at = 0.0  # monotonic time of the last request
-        self._spare_target = 1  # target number of spares; grows in a burst of requests
+        # monotonic time of the last request, and target number of spares, which grows in a burst of requests
+        self._requested_at = 0.0
+        self._spare_target = 1
         self._make_spare()
         self._fork_at: float | None = None  # monotonic time at which missing processes are forked
         hello: dict[str, object] = {"event": "hello", "to": 0, "mapped": mapped, "ids": identities.count}
@@ -294,8 +300,8 @@ class _Zygote:
     def _handle_request(self) -> None:
         """Handle one request: a line of words, then for ``create`` the plan of a sandbox.
 
-        The first word is the verb. The second word of ``hold`` and ``measure`` is a number, which the answer repeats.
-        ``create`` is answered on the sandbox's own control socket.
+        The first word is the verb. The second word of ``hold`` and ``measure`` is a request number, which the response
+        repeats. The response to ``create`` goes to the sandbox's own control socket.
         """
         flags = socket.MSG_CMSG_CLOEXEC
         data, ancillary, _, _ = self._connection.recvmsg(_MAX_MESSAGE, socket.CMSG_SPACE(8), flags)
@@ -341,7 +347,7 @@ class _Zygote:
         Args:
             arguments: the options (:meth:`.plan.SpawnOptions.to_json`).
             plan: the plan of the sandbox.
-            descriptors: the sandbox's end of its control socket, and its door.
+            descriptors: the sandbox's end of its control socket, and the socket on which other processes submit jobs.
         """
         if len(descriptors) != 2:  # the controller sees the control socket close
             return
@@ -354,7 +360,7 @@ class _Zygote:
         finally:
             control.detach()
 
-    def _begin(self, options: SpawnOptions, plan: bytes, control: socket.socket, door: int) -> None:
+    def _begin(self, options: SpawnOptions, plan: bytes, control: socket.socket, job_listener: int) -> None:
         if not self._workers:
             self._fork_workers()
         is_usual = options.fits(self._spare_options, many_ids=self._identities.count > 1)
@@ -370,7 +376,7 @@ class _Zygote:
             _hand_out(control, os.pidfd_open(spare.pid))
             paths = [f"{init.HOLD}/{number}" for number in options.sealed]
             trees = [stack.enter_context(sc.closing(sc.open_tree(path))) for path in paths]
-            descriptors = (spare.source.fileno(), control.fileno(), door, *trees)
+            descriptors = (spare.source.fileno(), control.fileno(), job_listener, *trees)
             self._give_job(job, spare, plan, descriptors, options.amounts)
 
     def _take_spare(self) -> _Spare | None:
@@ -455,7 +461,7 @@ def _mount_tmpfs(path: str) -> None:
 
 
 def _drop(numbers: list[str]) -> None:
-    """Unmount sealed trees that the controller no longer needs, without an answer."""
+    """Unmount sealed trees that the controller no longer needs. The request has no response."""
     for number in numbers:
         with contextlib.suppress(OSError):
             sc.umount(f"{init.HOLD}/{int(number)}", sc.MNT_DETACH)
@@ -463,7 +469,7 @@ def _drop(numbers: list[str]) -> None:
 
 
 def _can_layer(path: str) -> bool:
-    """Return whether a directory can be an overlay layer, which mounts of other owners below it prevent."""
+    """Return whether a directory can be an overlay layer; it cannot if mounts of other owners lie below it."""
     _mount_tmpfs(init.HOLD)  # an overlay without an upper needs two lowers
     try:
         with sc.closing(sc.fsopen("overlay")) as fs:
@@ -496,7 +502,7 @@ def _can_write_to_memory(identity: Identity) -> bool:
 
 
 def _measure(descriptors: list[int]) -> int:
-    """Count the bytes in an upper on disk. For an ordinary user, only the zygote can read all files of an upper."""
+    """Return the bytes in an upper on disk. For an ordinary user, only the zygote can read all of its files."""
     (tree,) = descriptors
     with sc.closing(os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=tree)) as upper:
         return disk.measure(upper)

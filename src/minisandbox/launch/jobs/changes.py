@@ -45,7 +45,7 @@ _KINDS = {
 }
 
 Row = tuple[str, str, str]
-"""Path, change, kind."""
+"""One change: path, kind of change, kind of file."""
 _SKIPPED = frozenset({".git", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".tox", "node_modules"})
 """Names whose files never belong to the patch of a turn."""
 _TICK = 50_000_000
@@ -61,11 +61,12 @@ def serve(job: WorkerJob) -> None:
     if "content" in job.request:
         _serve_contents(job)
         return
-    tree_count, below, skipped_paths = integer(job.request, "trees"), str(job.request["below"]), job.request["skip"]
+    tree_count, compared_path = integer(job.request, "trees"), str(job.request["below"])
+    skipped_paths = job.request["skip"]
     max_characters = min(integer(job.request, "characters"), MOST_CHARACTERS)
     assert isinstance(skipped_paths, list)
     try:
-        changes = _all_changes(tree_count, below, usr=bool(job.request["usr"]))
+        changes = _all_changes(tree_count, compared_path, has_usr=bool(job.request["usr"]))
         for page in _pages((row for row in changes if row[0] not in skipped_paths), max_characters):
             job.send({"event": "changes", "rows": page})
         job.send({"event": "end"})
@@ -74,10 +75,11 @@ def serve(job: WorkerJob) -> None:
 
 
 def _serve_contents(job: WorkerJob) -> None:
-    """Answer a request for contents: a frame per file that changed since the last request, then ``end``.
+    """Answer a request for file contents: a frame per file that changed since the last request, then ``end``.
 
-    The request's payload has the mark of each file that was reported before. A file with the same mark is only named,
-    in the last frame's payload. ``content`` is the maximum size of a file, and ``characters`` the limit for all paths.
+    The request's payload contains the mark of each file that was sent before. If a file still has that mark, only its
+    path is sent, in the payload of the last frame. ``content`` is the maximum size of a file, and ``characters`` the
+    limit for all paths together.
     """
     reader = _ContentReader(job, json.loads(job.payload or b"{}"), integer(job.request, "content"))
     uppers = [f"trees/{number}/upper" for number in range(integer(job.request, "trees"))]
@@ -91,19 +93,19 @@ def _serve_contents(job: WorkerJob) -> None:
 
 
 class _ContentReader:
-    """Send the contents of files that differ from their marks.
+    """Sends the contents of files whose marks have changed.
 
     Args:
         job: the job.
         marks: the marks of the files that were sent before.
-        largest: the maximum size of a file whose content is sent.
+        max_size: the maximum size of a file whose content is sent.
 
     Attributes:
         unchanged: the paths of files that still have their mark.
     """
 
-    def __init__(self, job: WorkerJob, marks: dict[str, list[int]], largest: int) -> None:
-        self._job, self._marks, self._largest = job, marks, largest
+    def __init__(self, job: WorkerJob, marks: dict[str, list[int]], max_size: int) -> None:
+        self._job, self._marks, self._max_size = job, marks, max_size
         self.unchanged: list[str] = []
 
     def compare(self, path: str, name: str, views: _Views) -> tuple[Row | None, _Views | None]:
@@ -113,23 +115,25 @@ class _ContentReader:
         for attempt in range(_TRIES):
             try:
                 current, base_status = _resolve(views, name), _status(views.base, name)
-                return self._look(path, name, views, current, base_status), _enter(name, views, current, base_status)
+                return self._send_file(path, name, views, current, base_status), _enter(
+                    name, views, current, base_status
+                )
             except OSError as error:
                 if error.errno not in _VANISHED or attempt == _TRIES - 1:
                     raise OSError(error.errno, error.strerror, path) from error
         raise AssertionError
 
-    def _look(
+    def _send_file(
         self, path: str, name: str, views: _Views, current: _Current, base_status: os.stat_result | None
     ) -> Row | None:
         """Send a file; return a row, so that its path counts against the limit."""
-        if not (_is_content(current.status) or _is_content(base_status)) or current.holder is views.base is not None:
+        if not (_is_content(current.status) or _is_content(base_status)) or current.walker is views.base is not None:
             return None
         mark = _mark(current.status)
         if mark is not None and self._marks.get(path) == mark:
             self.unchanged.append(path)
         else:
-            new = self._read(current.holder, name, current.status)
+            new = self._read(current.walker, name, current.status)
             old = self._read(views.base, name, base_status)
             header = {
                 "event": "file",
@@ -142,15 +146,15 @@ class _ContentReader:
             self._job.send({**header, "sizes": sizes}, (new or b"") + (old or b""))
         return path, "modified", "file"
 
-    def _read(self, holder: DirWalker | None, name: str, status: os.stat_result | None) -> bytes | None:
-        """Return the content of a file or the target of a symbolic link; None for a larger file."""
-        if status is None or holder is None or not _is_content(status):
+    def _read(self, walker: DirWalker | None, name: str, status: os.stat_result | None) -> bytes | None:
+        """Return the content of a file or the target of a symbolic link, or None if the file is too large."""
+        if status is None or walker is None or not _is_content(status):
             return b""
         if stat.S_ISLNK(status.st_mode):
-            return os.fsencode(os.readlink(name, dir_fd=holder.fd))
-        with open(os.open(name, FILE_FLAGS, dir_fd=holder.fd), "rb", buffering=0) as file:
-            content = file.read(self._largest + 1)
-        return content if len(content) <= self._largest else None
+            return os.fsencode(os.readlink(name, dir_fd=walker.fd))
+        with open(os.open(name, FILE_FLAGS, dir_fd=walker.fd), "rb", buffering=0) as file:
+            content = file.read(self._max_size + 1)
+        return content if len(content) <= self._max_size else None
 
 
 def _is_content(status: os.stat_result | None) -> bool:
@@ -158,14 +162,14 @@ def _is_content(status: os.stat_result | None) -> bool:
 
 
 def _mode(status: os.stat_result | None) -> int:
-    """Return git's mode of a file; 0 for anything else."""
+    """Return the mode that git records for a file or symbolic link, or 0 for any other kind."""
     if status is None or not _is_content(status):
         return 0
     return 0o120000 if stat.S_ISLNK(status.st_mode) else 0o100755 if status.st_mode & 0o100 else 0o100644
 
 
 def _mark(status: os.stat_result | None) -> list[int] | None:
-    """Return what changes with every write to a file; None if it was written just now."""
+    """Return numbers that change with every write to a file, or None if a write just now may leave them unchanged."""
     if status is None:
         return [0]
     if time.time_ns() - status.st_ctime_ns < _TICK:
@@ -189,14 +193,15 @@ def _pages(rows: Iterable[Row], max_characters: int) -> Iterator[list[Row]]:
         yield page
 
 
-def _all_changes(trees: int, below: str, *, usr: bool) -> Iterator[Row]:
-    yield from _compare_all("base", [f"trees/{number}/upper" for number in range(trees)], "/", below)
-    if usr:
-        yield from _compare_all("base-usr", [f"trees/{number}/usr" for number in range(trees)], "/usr/", below)
+def _all_changes(tree_count: int, compared_path: str, *, has_usr: bool) -> Iterator[Row]:
+    trees = [f"trees/{number}" for number in range(tree_count)]
+    yield from _compare_all("base", [f"{tree}/upper" for tree in trees], "/", compared_path)
+    if has_usr:
+        yield from _compare_all("base-usr", [f"{tree}/usr" for tree in trees], "/usr/", compared_path)
 
 
 def _compare_all(
-    base: str, uppers: list[str], prefix: str, below: str, compare: Compare | None = None
+    base: str, uppers: list[str], prefix: str, compared_path: str, compare: Compare | None = None
 ) -> Iterator[Row]:
     keep_open = _MOST_OPEN // (len(uppers) + 1)
     with contextlib.ExitStack() as stack:
@@ -205,22 +210,22 @@ def _compare_all(
             for path in (base, *uppers)
         ]
         yield from _changes_below(
-            prefix, _Views(tuple(walkers[1:]), walkers[0], walkers[0]), below, compare or _compare
+            prefix, _Views(tuple(walkers[1:]), walkers[0], walkers[0]), compared_path, compare or _compare
         )
 
 
 @dataclass(frozen=True, slots=True)
 class _Views:
-    """One directory of the workspace, as walkers that have entered it in each tree that contains it.
+    """Walkers that have entered one directory of the workspace, one for each tree that contains the directory.
 
     Attributes:
         uppers: walkers of the uppers that contain the directory, topmost first.
-        below: walker of the image if the image's directory is visible through the uppers, or None.
+        visible_base: walker of the image if the image's directory is visible through the uppers, or None.
         base: walker of the image if the image contains the directory, visible or not, or None.
     """
 
     uppers: tuple[DirWalker, ...]
-    below: DirWalker | None
+    visible_base: DirWalker | None
     base: DirWalker | None
 
     def leave(self) -> None:
@@ -239,13 +244,13 @@ class _Current:
 
     Attributes:
         status: its lstat(2), or None if it is deleted.
-        holder: walker of the topmost tree that contains the path.
+        walker: walker of the topmost tree that contains the path.
         uppers: for a directory, walkers of the uppers that are merged in it.
         shows_base: whether the image's directory is visible through the uppers.
     """
 
     status: os.stat_result | None
-    holder: DirWalker | None = None
+    walker: DirWalker | None = None
     uppers: tuple[DirWalker, ...] = ()
     shows_base: bool = False
 
@@ -265,10 +270,10 @@ class _Level:
     names: list[str]
 
     @classmethod
-    def of(cls, prefix: str, views: _Views, below: str) -> _Level:
+    def of(cls, prefix: str, views: _Views, compared_path: str) -> _Level:
         names = _names(views)
-        if below.startswith(prefix) and below != prefix:  # an ancestor of ``below``: follow its path only
-            names &= {below[len(prefix) :].split("/", maxsplit=1)[0]}
+        if compared_path.startswith(prefix) and compared_path != prefix:  # follow only the compared path
+            names &= {compared_path[len(prefix) :].split("/", maxsplit=1)[0]}
         return cls(prefix, views, sorted(names, reverse=True))
 
 
@@ -276,9 +281,9 @@ Compare = Callable[[str, str, _Views], tuple[Row | None, _Views | None]]
 """A function like :func:`_compare`."""
 
 
-def _changes_below(prefix: str, views: _Views, below: str, compare: Compare) -> Iterator[Row]:
+def _changes_below(prefix: str, views: _Views, compared_path: str, compare: Compare) -> Iterator[Row]:
     """Compare everything below a directory, without recursion and with few open files."""
-    levels = [_Level.of(prefix, views, below)]
+    levels = [_Level.of(prefix, views, compared_path)]
     while True:
         level = levels[-1]
         if level.names:
@@ -287,7 +292,7 @@ def _changes_below(prefix: str, views: _Views, below: str, compare: Compare) -> 
             if row is not None:
                 yield row
             if child_views is not None:
-                levels.append(_Level.of(f"{level.prefix}{name}/", child_views, below))
+                levels.append(_Level.of(f"{level.prefix}{name}/", child_views, compared_path))
         elif len(levels) == 1:
             return
         else:
@@ -298,13 +303,13 @@ def _names(views: _Views) -> set[str]:
     names: set[str] = set()
     for upper in views.uppers:
         names.update(os.listdir(upper.fd))
-    if views.base is not views.below and views.base is not None:  # replaced: the image's entries may be deleted
+    if views.base is not views.visible_base and views.base is not None:  # the directory was replaced
         names.update(os.listdir(views.base.fd))
     return names
 
 
 def _resolve(views: _Views, name: str) -> _Current:
-    """Merge the trees for one name, as overlayfs does."""
+    """Return the current state of a directory entry by merging the trees, as overlayfs does."""
     topmost: _Current | None = None
     merged: list[DirWalker] = []
     for upper in views.uppers:
@@ -314,16 +319,16 @@ def _resolve(views: _Views, name: str) -> _Current:
         if not stat.S_ISDIR(status.st_mode):
             if topmost is None:
                 return _Current(None) if _is_whiteout(status) else _Current(status, upper)
-            return _Current(topmost.status, topmost.holder, tuple(merged), shows_base=False)
+            return _Current(topmost.status, topmost.walker, tuple(merged), shows_base=False)
         topmost = topmost or _Current(status, upper)
         merged.append(upper)
         if _is_opaque(upper, name):
-            return _Current(topmost.status, topmost.holder, tuple(merged), shows_base=False)
-    base_status = _status(views.below, name)
+            return _Current(topmost.status, topmost.walker, tuple(merged), shows_base=False)
+    base_status = _status(views.visible_base, name)
     if topmost is None:
-        return _Current(base_status, views.below)
+        return _Current(base_status, views.visible_base)
     shows_base = base_status is not None and stat.S_ISDIR(base_status.st_mode)
-    return _Current(topmost.status, topmost.holder, tuple(merged), shows_base=shows_base)
+    return _Current(topmost.status, topmost.walker, tuple(merged), shows_base=shows_base)
 
 
 def _status(walker: DirWalker | None, name: str) -> os.stat_result | None:
@@ -387,18 +392,18 @@ def _enter(name: str, views: _Views, current: _Current, base_status: os.stat_res
 
 
 def _differs(current: _Current, name: str, views: _Views, base_status: os.stat_result) -> bool:
-    status, holder, base = current.status, current.holder, views.base
+    status, walker, base = current.status, current.walker, views.base
     assert status is not None
-    assert holder is not None
+    assert walker is not None
     assert base is not None
-    if holder is base:
+    if walker is base:
         return False
     if (status.st_mode, status.st_uid, status.st_gid) != (base_status.st_mode, base_status.st_uid, base_status.st_gid):
         return True
     if stat.S_ISLNK(status.st_mode):
-        return os.readlink(name, dir_fd=holder.fd) != os.readlink(name, dir_fd=base.fd)
+        return os.readlink(name, dir_fd=walker.fd) != os.readlink(name, dir_fd=base.fd)
     if stat.S_ISREG(status.st_mode):
-        return status.st_size != base_status.st_size or not _same_content(holder, base, name)
+        return status.st_size != base_status.st_size or not _same_content(walker, base, name)
     return False
 
 

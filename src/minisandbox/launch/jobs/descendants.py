@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Collection
 
-from minisandbox.launch.disk import DiskLimit, kept_in_memory, measure
+from minisandbox.launch.disk import DiskLimit, measure, tmpfs_usage
 
 KILL_PATIENCE = 10.0
 """Seconds to wait for killed processes; one that hangs in the kernel is left until the sandbox ends."""
@@ -30,10 +30,10 @@ def child_processes(pid: int) -> set[int]:
 
 
 def descendants(exclude: Collection[int] = ()) -> set[int]:
-    """Return every live process below this one.
+    """Return every live descendant of this process.
 
     Args:
-        exclude: processes to leave out, with everything below them.
+        exclude: processes to leave out, with all their descendants.
     """
     children = _children()
     pids: set[int] = set()
@@ -46,7 +46,7 @@ def descendants(exclude: Collection[int] = ()) -> set[int]:
 
 
 def have_children() -> bool:
-    """Return whether any process below this one exists; a subreaper is the parent of every orphan."""
+    """Return whether this process has children. A subreaper without children has no descendants either."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | os.WNOHANG)
     except ChildProcessError:
@@ -55,9 +55,9 @@ def have_children() -> bool:
 
 
 def stop_all(exclude: Collection[int] = ()) -> None:
-    """Stop every process below this one, including processes that are forked meanwhile.
+    """Stop every descendant of this process, including processes that are forked meanwhile.
 
-    Without this, a tree that forks faster than /proc can be searched would outrun the kills.
+    Otherwise, processes that fork faster than /proc can be searched would escape the kills.
     """
     deadline = time.monotonic() + _STOP_PATIENCE
     stopped_pids: set[int] = set()
@@ -67,16 +67,16 @@ def stop_all(exclude: Collection[int] = ()) -> None:
 
 
 def kill_all(reap: Callable[[], bool], exclude: Collection[int] = ()) -> None:
-    """Kill every process below this one.
+    """Kill every descendant of this process.
 
     All processes are stopped first, so that none keeps running between the first and the last kill.
 
     Args:
         reap: reaps some exited children, and returns whether there may be more.
-        exclude: processes that stay alive, with everything below them.
+        exclude: processes that stay alive, with all their descendants.
     """
     stop_all(exclude)
-    # an excluded process may create orphans without end
+    # set a shorter deadline for excluded processes, because they may create orphans forever
     deadline = time.monotonic() + (_STOP_PATIENCE if exclude else KILL_PATIENCE)
     while time.monotonic() < deadline:
         pids = descendants(exclude)
@@ -155,5 +155,5 @@ def usage(upper: DiskLimit | None = None) -> dict[str, float]:
         memory += int(fields[21]) * _PAGE
         # leave out pid 1 and its children, the workers
         processes += pid != 1 and fields[1] != b"1" and not has_ended(pid, fields[0])
-    disk = kept_in_memory() + (measure(upper.upper) if upper else 0)
+    disk = tmpfs_usage() + (measure(upper.upper) if upper else 0)
     return {"cpu": cpu / _TICKS, "memory": memory, "disk": disk, "processes": processes}

@@ -155,8 +155,9 @@ class Leader:
         Kill its process group first, by one call that no fork can outrun (kill(2)). A search for hundreds of processes
         is slow while all of them compete for the CPU.
         """
-        if self.pid > 0 and not self.ended:  # not reaped: the pid cannot be reused
-            with contextlib.suppress(OSError):  # the leader has no process group yet
+        # the pid cannot have been reused before the leader is reaped; OSError: it has no process group yet
+        if self.pid > 0 and not self.ended:
+            with contextlib.suppress(OSError):
                 os.killpg(self.pid, signal.SIGKILL)
         descendants.kill_all(self.reap)
         if self.status is None:
@@ -164,8 +165,9 @@ class Leader:
 
     def signal(self, number: int) -> None:
         """Send a signal to the leader alone."""
-        if not self.ended:  # not reaped: the pid cannot be reused
-            with contextlib.suppress(OSError):  # the process has just exited
+        # the pid cannot have been reused before the leader is reaped; OSError: it has just exited
+        if not self.ended:
+            with contextlib.suppress(OSError):
                 os.kill(self.pid, number)
 
     def has_left_running(self) -> bool:
@@ -178,7 +180,7 @@ class Leader:
         """Return how many processes of its tree are alive."""
         return len(descendants.descendants()) if self.has_left_running() else 0
 
-    def fate(self, left_running: int) -> Header:
+    def exit_header(self, left_running: int) -> Header:
         """Return the header of the final frame: exit status, usage and limits, with empty output."""
         assert self.status is not None
         usage = self.usage
@@ -232,7 +234,7 @@ class Command:
         return cls(leader, stdin_write, outputs, job.payload)
 
     def end_at_once(self) -> None:
-        """Pretend that the process has exited; for a rehearsal, which starts none."""
+        """Mark the process as exited, for a rehearsal, which starts no process."""
         self._leader.status = 0
 
     def watch(self, job: WorkerJob, wakeup: int) -> bool:
@@ -258,7 +260,7 @@ class Command:
             leader.check_deadline()
         self._drain()
         left_running = leader.count_left_running()
-        job.send(*with_output(leader.fate(left_running), list(self._outputs.values())))
+        job.send(*with_output(leader.exit_header(left_running), list(self._outputs.values())))
         return left_running > 0
 
     def outlive(self, wakeup: int) -> None:
@@ -366,7 +368,7 @@ def refusal(error: OSError) -> tuple[Header, bytes]:
     leader = Leader(0)
     leader.status = 126 << 8
     hits = {"hit": [PROCESSES]} if error.errno == errno.EAGAIN else {}
-    return leader.fate(0) | hits, f"cannot start a process: {error.strerror}\n".encode()
+    return leader.exit_header(0) | hits, f"cannot start a process: {error.strerror}\n".encode()
 
 
 def with_output(header: Header, captures: list[Capture]) -> tuple[Header, bytes]:

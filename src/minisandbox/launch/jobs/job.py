@@ -27,7 +27,7 @@ class WorkerJob:
     Attributes:
         request: the request's header.
         payload: the request's bytes.
-        door: descriptor of a listening socket that came with the request's first byte, or -1.
+        listener: descriptor of a listening socket that came with the request's first byte, or -1.
 
     Raises:
         EOFError: the controller hung up.
@@ -36,7 +36,7 @@ class WorkerJob:
     def __init__(self, connection: socket.socket, counters: LimitCounters) -> None:
         self.connection = connection
         self.counters = counters
-        self.door = -1
+        self.listener = -1
         self._decoder = frames.Decoder()
         self._pending: list[tuple[frames.Header, bytes]] = []
         self._take(self._receive_first())
@@ -47,7 +47,7 @@ class WorkerJob:
         data, ancillary, _, _ = self.connection.recvmsg(_FIRST_PIECE, socket.CMSG_SPACE(4), flags)
         for level, kind, packed_descriptor in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                self.door = array.array("i", packed_descriptor[:4])[0]
+                self.listener = array.array("i", packed_descriptor[:4])[0]
         return data
 
     def receive(self) -> tuple[frames.Header, bytes]:

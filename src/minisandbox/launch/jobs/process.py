@@ -41,9 +41,9 @@ def serve(job: WorkerJob, wakeup: int) -> None:
         job.send({"event": "output", "stream": 1}, message)
         job.send(header)
         return
-    door = socket.socket(fileno=job.door) if job.door >= 0 else None
+    listener = socket.socket(fileno=job.listener) if job.listener >= 0 else None
     process.leader.counters = job.counters
-    _Supervisor(process, link, door, wakeup).run()
+    _Supervisor(process, link, listener, wakeup).run()
 
 
 class _Process:
@@ -187,15 +187,15 @@ class _Supervisor:
     Args:
         process: the process.
         link: connection of the handle that started the process.
-        door: listening socket on which another handle can attach; None if the process is killed with its handle.
+        listener: listening socket on which another handle can attach; None if the process is killed with its handle.
         wakeup: descriptor that is readable after a SIGCHLD.
     """
 
-    def __init__(self, process: _Process, link: Link, door: socket.socket | None, wakeup: int) -> None:
+    def __init__(self, process: _Process, link: Link, listener: socket.socket | None, wakeup: int) -> None:
         self._process = process
         self._leader = process.leader
         self._holder: Link | None = link
-        self._door = door
+        self._listener = listener
         self._wakeup = wakeup
         self._captures = new_captures(process.request)
         self._consumed_size = 0
@@ -229,8 +229,8 @@ class _Supervisor:
             events[self._process.stdin] = events.get(self._process.stdin, 0) | select.POLLOUT
         if self._holder is not None:
             events[self._holder.fileno()] = self._holder.interest
-        if self._door is not None:
-            events[self._door.fileno()] = select.POLLIN
+        if self._listener is not None:
+            events[self._listener.fileno()] = select.POLLIN
         for descriptor, interest in events.items():
             poll.register(descriptor, interest)
         return poll
@@ -288,8 +288,8 @@ class _Supervisor:
         """Report the result once the leader's output is sent and the drain time of background children has passed."""
         if self._leader.ended and self._final_frame is None:
             self._drain()
-        # without a door, sent is done; with a door, wait until a holder confirms that it has seen the result
-        if self._final_frame is not None and self._door is None and not self._is_blocked():
+        # without a listener, finish once the result is sent; with one, wait until a holder confirms that it has it
+        if self._final_frame is not None and self._listener is None and not self._is_blocked():
             self._is_over = True
 
     def _drain(self) -> None:
@@ -304,7 +304,7 @@ class _Supervisor:
             if self._unread.get(descriptor, 0) > 0 and not self._is_blocked():
                 self._read(descriptor)
         if not any(self._unread.get(descriptor, 0) > 0 for descriptor in outputs):
-            self._final_frame = self._leader.fate(self._leader.count_left_running())
+            self._final_frame = self._leader.exit_header(self._leader.count_left_running())
             if self._holder is not None:
                 self._holder.put(self._final_frame)
 
@@ -313,8 +313,8 @@ class _Supervisor:
             self._holder.flush()
             if link_events & ~select.POLLOUT:
                 self._listen(self._holder)
-        if self._door is not None and self._door.fileno() in events:
-            self._admit(self._door)
+        if self._listener is not None and self._listener.fileno() in events:
+            self._admit(self._listener)
 
     def _listen(self, link: Link) -> None:
         try:
@@ -344,19 +344,19 @@ class _Supervisor:
             self._is_over = True
 
     def _lose(self) -> None:
-        """Handle a holder that hung up: kill the process, or with a door let it wait for the next holder."""
+        """Handle a holder that hung up: kill the process, unless it has a listener for the next holder."""
         if self._holder is not None:
             self._holder.close()
             self._holder = None
-        if self._door is None:
+        if self._listener is None:
             self._is_over = True
             if not self._leader.ended:
                 self._leader.kill_tree()
 
-    def _admit(self, door: socket.socket) -> None:
+    def _admit(self, listener: socket.socket) -> None:
         """Let a handle attach, or refuse it while another handle holds the process."""
         try:
-            connection, _ = door.accept()
+            connection, _ = listener.accept()
         except OSError:
             return
         while self._holder is not None and self._holder.has_hung_up:  # process the hang-up of the old holder first
@@ -383,11 +383,11 @@ class _Supervisor:
 
     def _outlive(self) -> None:
         """Hang up; reap background processes and discard their output until the last one has exited."""
-        if self._door is not None:
-            self._door.close()
+        if self._listener is not None:
+            self._listener.close()
         if self._holder is not None:
             self._holder.close()
-        self._final_frame, self._holder, self._door = self._final_frame or {}, None, None
+        self._final_frame, self._holder, self._listener = self._final_frame or {}, None, None
         while self._leader.has_left_running():
             events = dict(self._poll().poll())
             self._take_ended(events)

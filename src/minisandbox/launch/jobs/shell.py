@@ -364,8 +364,8 @@ class _Shell:
         leader = Leader(0)
         leader.status, leader.timed_out, leader.counters = int(status), run.timed_out, self._counters
         leader.duration = time.monotonic() - run.started if run.started else 0.0
-        cpu_seconds = [max(0.0, after - before) for after, before in zip(cpu, self._cpu, strict=True)]
-        header = {**leader.fate(len(self._background)), "usage": [*cpu_seconds, 0]}
+        cpu_seconds = [max(0.0, total - previous_total) for total, previous_total in zip(cpu, self._cpu, strict=True)]
+        header = {**leader.exit_header(len(self._background)), "usage": [*cpu_seconds, 0]}
         self._counters.mark()
         header |= {"run": run.number, "restarted": restarted or self._restarted, "cwd": self._cwd}
         self._current_run, self._restarted, self._cpu = None, False, cpu

@@ -168,7 +168,7 @@ def _start(request: Header, stdio: Stdio, environment: dict[str, str], account: 
     with _arguments(request, stdio, environment.get("PATH", os.defpath)) as arguments:
         if account is not None:
             for descriptor, _ in stdio.inherited:
-                account.own(descriptor)
+                account.chown_pipe(descriptor)
             if stdio.terminal:
                 os.chown(stdio.terminal, account.uid, -1)
             return _or_complain(

@@ -56,7 +56,7 @@ class Account:
         for name, value in (("HOME", self.home), ("USER", self.name), ("LOGNAME", self.name)):
             environment.setdefault(name, value)
 
-    def own(self, descriptor: int) -> None:
+    def chown_pipe(self, descriptor: int) -> None:
         """Make the user the owner of a pipe; opening /dev/stdout checks permissions (proc(5))."""
         if stat.S_ISFIFO(os.fstat(descriptor).st_mode):  # not /dev/null, which all processes share
             os.fchown(descriptor, self.uid, self.gid)
@@ -145,7 +145,8 @@ def _rows(path: str) -> Iterator[list[str]]:
     with sc.closing(descriptor):
         text = os.read(descriptor, _MOST_BYTES) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
     lines = text.decode("utf-8", "surrogateescape").split("\n")
-    yield from (line.split(":") for line in lines if "\0" not in line)  # an environment cannot hold a NUL
+    # skip rows with a NUL, which an environment variable cannot hold
+    yield from (line.split(":") for line in lines if "\0" not in line)
 
 
 def _ranges(path: str) -> Iterator[tuple[int, int]]:

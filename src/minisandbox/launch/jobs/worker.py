@@ -30,7 +30,7 @@ FAILED = 70
 """Exit status of a worker that failed, because of a bug or because it lacked the resources to take a job."""
 
 BUSY, IDLE, RETIRED = b"b", b"i", b"r"
-"""Notes to pid 1: the worker has taken a job; waits for a job; takes no further job, because its command still runs."""
+"""Notes to pid 1: the worker has taken a job, waits for a job, or takes no more jobs because its command still runs."""
 _NOTE = struct.Struct("=c3xI")
 
 
@@ -41,7 +41,7 @@ def read_notes(data: bytes) -> Iterator[tuple[bytes, int]]:
 
 def main(
     control: socket.SocketType,
-    door: socket.SocketType,
+    job_listener: socket.SocketType,
     notes: tuple[int, LimitCounters],
     rlimits: tuple[tuple[str, int], ...],
     *,
@@ -51,7 +51,7 @@ def main(
 
     Args:
         control: the socket on which jobs arrive; all workers of the sandbox wait on it.
-        door: listening socket on which processes other than the owner submit jobs.
+        job_listener: listening socket on which processes other than the owner submit jobs.
         notes: pipe for notes to pid 1 about this worker's state, and the counters of limits that commands hit.
         rlimits: (name without ``RLIMIT_``, value) pairs for this process, which every command inherits.
         primary: whether to serve further jobs after the first.
@@ -64,7 +64,7 @@ def main(
     wakeup, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
     while True:
-        connection = _take_job(control, door)
+        connection = _take_job(control, job_listener)
         _note(notes_pipe, BUSY)
         counters.mark()
         running_command = _serve(connection, wakeup, notes_pipe, counters)
@@ -105,7 +105,7 @@ def _limit(kind: int, value: int) -> None:
     resource.setrlimit(kind, (value, value))
 
 
-def _take_job(control: socket.SocketType, door: socket.SocketType) -> socket.socket:
+def _take_job(control: socket.SocketType, job_listener: socket.SocketType) -> socket.socket:
     """Wait for a job's socket, possibly in competition with other workers.
 
     An idle worker exits after a while, so that an idle sandbox is a single process. Pid 1 forks a worker for the next
@@ -113,14 +113,14 @@ def _take_job(control: socket.SocketType, door: socket.SocketType) -> socket.soc
     """
     poll = select.poll()
     poll.register(control, select.POLLIN)
-    poll.register(door, select.POLLIN)
+    poll.register(job_listener, select.POLLIN)
     while True:
         events = dict(poll.poll(_IDLE_PATIENCE * 1000))
         if not events:
             os._exit(0)
         try:
             if control.fileno() not in events:
-                return _job_socket(_accept(door))
+                return _job_socket(_accept(job_listener))
             flags = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
             data, ancillary, _, _ = control.recvmsg(16, socket.CMSG_SPACE(4), flags)
         except BlockingIOError:  # another worker took the job
@@ -137,14 +137,14 @@ def _job_socket(descriptor: int) -> socket.socket:
     return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=descriptor)
 
 
-def _accept(door: socket.SocketType) -> int:
-    """Accept a connection. The door is a plain ``SocketType``, which takes little memory but lacks accept()."""
-    descriptor: int = door._accept()[0]  # type: ignore[attr-defined] # not in the stubs
+def _accept(job_listener: socket.SocketType) -> int:
+    """Accept a connection. The listener is a plain ``SocketType``, which takes less memory but lacks accept()."""
+    descriptor: int = job_listener._accept()[0]  # type: ignore[attr-defined] # not in the stubs
     return descriptor
 
 
 def _serve(connection: socket.socket, wakeup: int, notes: int, counters: LimitCounters) -> Command | None:
-    """Serve one job; return its command if background processes of it are still running, or None.
+    """Serve one job; return its command if the command's background processes are still running, else None.
 
     A process or a shell occupies its worker until it ends; the worker then exits.
     """

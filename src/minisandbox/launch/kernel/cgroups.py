@@ -162,9 +162,9 @@ class OwnerCgroups:
         """Create an empty group without limits.
 
         Args:
-            cpu: whether the CPU will be limited. Only then is it a scheduler group. Otherwise each session is a
-                scheduler group of its own (sched(7), autogroup), so a supervisor that kills a command competes with
-                one group instead of a thousand processes.
+            cpu: whether the CPU will be limited, which makes the group a scheduler group. Without a CPU limit, the
+                kernel schedules each session as one group (sched(7), autogroup). A supervisor that kills a command
+                then competes with one group instead of a thousand processes.
 
         Raises:
             OSError: the kernel refused.
@@ -338,7 +338,7 @@ class LimitCounters:
             self.upper.charge(size)
 
     def mark(self) -> None:
-        """Remember the counters, for :meth:`hits`."""
+        """Remember the counters, so that :meth:`hits` can compare with them."""
         self._marked_counts = self._counts()
         if self.upper:
             self.upper.mark()

@@ -49,7 +49,7 @@ _WATCHES = 8192
 _SIGNALS = 1024
 """Pending signals per sandbox. A host user has many more, which all its sandboxes share (getrlimit(2))."""
 _OWNERS = 64
-"""Processes of an ordinary user's limit that its sandboxes cannot use up."""
+"""Number of processes, of an ordinary user's limit, that remain for the user's other programs."""
 _LOCKED = 1 << 16
 """Bytes of locked memory per sandbox; every user's default limit before Linux 5.16."""
 
@@ -389,15 +389,19 @@ def _create_namespace(identity: Identity) -> None:
         _keep_counted_limits(mapped=identity.mapped)
         if identity.processes:
             resource.setrlimit(resource.RLIMIT_NPROC, (_at_most(identity.processes, maximum), maximum))
+        # leave uid 0, and restore the capabilities that this drops, because some hosts require CAP_SYS_ADMIN below
         os.setresuid(identity.creator, identity.creator, -1)
-        sc.capset(sc.capget()[1])  # restore what leaving uid 0 drops: some hosts require CAP_SYS_ADMIN
-    else:  # reserve processes for the launcher as well as for its owner
+        sc.capset(sc.capget()[1])
+    else:
+        # reserve processes for the launcher as well as for its owner
         _leave_processes(2 * _OWNERS)
     sc.unshare(sc.CLONE_NEWUSER)
     if not identity.creator:  # all sandboxes share one count: limit only the processes, not the namespace
         _keep_counted_limits(mapped=identity.mapped)
-    resource.setrlimit(resource.RLIMIT_NPROC, processes)  # pid 1 can always fork a worker
-    sc.prctl(sc.PR_SET_DUMPABLE, 1)  # otherwise root owns its /proc files, and an ordinary user cannot map its ids
+    # Restore the limit, so that pid 1 can always fork a worker. Become dumpable, because otherwise root owns the /proc
+    # files of this process, and an ordinary user cannot map its ids.
+    resource.setrlimit(resource.RLIMIT_NPROC, processes)
+    sc.prctl(sc.PR_SET_DUMPABLE, 1)
 
 
 def _limit_inotify(proc: int, instances: int) -> None:
@@ -473,25 +477,25 @@ def hold_namespace(identity: Identity) -> None:
     Raises:
         OSError: the kernel refused.
     """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs:
+    own_end, helper_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with own_end, helper_end:
         helper = os.fork()
         if helper == 0:
             try:
-                ours.close()
+                own_end.close()
                 proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
                 try:
-                    enter_new_namespace(identity, theirs, proc)
-                    theirs.send(BECOME)
+                    enter_new_namespace(identity, helper_end, proc)
+                    helper_end.send(BECOME)
                 except OSError as error:
-                    theirs.send(failure(error))
-                theirs.recv(1)
+                    helper_end.send(failure(error))
+                helper_end.recv(1)
             finally:
                 os._exit(0)
-        theirs.close()
+        helper_end.close()
         try:
-            os.close(*map_namespace(identity, helper, ours))
-            await_become(ours)
+            os.close(*map_namespace(identity, helper, own_end))
+            await_become(own_end)
         finally:
             os.kill(helper, signal.SIGKILL)
             os.waitpid(helper, 0)

@@ -126,8 +126,9 @@ class Executor:
     def _make_scratch(self, size: int) -> None:
         options = _tmpfs_sizes(size) | {"mode": "0755"}
         is_idmapped = self.idmap_fd is not None and tmpfs_can_be_idmapped(self.idmap_fd)
-        if is_idmapped:  # otherwise the files belong to the file-system ids of this process
-            options |= {"uid": "0", "gid": "0"}  # like the files of a layer, mapped by each sandbox's id map
+        # with an id map, the files belong to uid 0 like those of a layer; else to the file-system ids of this process
+        if is_idmapped:
+            options |= {"uid": "0", "gid": "0"}
         self._scratch = sc.new_filesystem("tmpfs", 0, **options)
         attach(self._scratch, _SCRATCH_POINT)
         if self.disk < 0:

@@ -12,12 +12,13 @@ from collections.abc import Iterable, Sequence
 
 from .seccomp_rules import ALLOW, PRETEND, Clause, Test
 
-_LOAD = 0x20  # BPF_LD | BPF_W | BPF_ABS
-_AND = 0x54  # BPF_ALU | BPF_AND | BPF_K
-_JUMP = 0x05  # BPF_JMP | BPF_JA
-_IF_EQUAL = 0x15  # BPF_JMP | BPF_JEQ | BPF_K
-_IF_AT_LEAST = 0x35  # BPF_JMP | BPF_JGE | BPF_K
-_RETURN = 0x06  # BPF_RET | BPF_K
+# operation codes (linux/bpf_common.h): LD|W|ABS, ALU|AND|K, JMP|JA, JMP|JEQ|K, JMP|JGE|K, RET|K
+_LOAD = 0x20
+_AND = 0x54
+_JUMP = 0x05
+_IF_EQUAL = 0x15
+_IF_AT_LEAST = 0x35
+_RETURN = 0x06
 
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
 _DATA = struct.Struct("=IIQ6Q")
@@ -25,8 +26,9 @@ _INSTRUCTION = struct.Struct("=HBBI")
 _FARTHEST = 255  # a conditional jump's offset is a byte
 _LOW = 0xFFFFFFFF
 
-_RETURN_ALLOW = 0x7FFF0000  # SECCOMP_RET_ALLOW
-_RETURN_ERRNO = 0x00050000  # SECCOMP_RET_ERRNO
+# SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO
+_RETURN_ALLOW = 0x7FFF0000
+_RETURN_ERRNO = 0x00050000
 
 Instruction = tuple[int, int, int, int]
 """code, jt, jf, k: struct sock_filter."""
