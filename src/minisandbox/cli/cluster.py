@@ -25,7 +25,7 @@ from minisandbox.rollouts.cluster.joining import (
 from minisandbox.rollouts.cluster.node import Status
 
 PORT = 6379
-_OBJECT_STORE = 256 << 20  # bytes of Ray's object store, which holds the records of rollouts that have just ended
+_OBJECT_STORE = 256 << 20  # bytes of Ray's object store, which holds the records of recently finished rollouts
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -100,7 +100,7 @@ def compare(task: Task, builder: Builder, client: Client, grading: GradingOption
     import_seconds = time.monotonic() - start if was_imported else 0.0
     in_sandbox, in_engine = (
         run_validations(
-            [task], lambda _, image=backend_image: image, timeout=grading.timeout, confirm=grading.confirm  # type: ignore[misc] # binds
+            [task], lambda _, image=backend_image: image, timeout=grading.timeout, confirm=grading.confirm  # type: ignore[misc] # the default binds the loop variable
         )[0]
         for backend_image in (image, replace(image, backend=client.name))
     )  # fmt: skip

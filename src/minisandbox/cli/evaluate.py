@@ -44,7 +44,7 @@ from minisandbox.grade import (
 )
 from minisandbox.tasks import TaskSet
 
-_MAX_SHOWN = 5  # maximum unknown or malformed predictions listed on the terminal; the report lists all
+_MAX_SHOWN = 5  # maximum number of faulty predictions to print; the report lists all
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

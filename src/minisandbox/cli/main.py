@@ -43,7 +43,7 @@ _EPILOG = "Exit statuses: docs/reference/exit-codes.md. Interrupted commands rep
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM, handled like Ctrl-C: sandboxes are stopped and no file is left half-written."""
+    """SIGTERM was received. Like Ctrl-C, this exception stops sandboxes and leaves no half-written file."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _prepare_streams()
     arguments, command = _split(list(sys.argv[1:] if arguments is None else arguments))
     debug = "--debug" in arguments
-    arguments = [argument for argument in arguments if argument != "--debug"]  # at any position
+    arguments = [argument for argument in arguments if argument != "--debug"]  # accept --debug at any position
     args = argparse.Namespace(rest=command)
     previous_handler = _handle_sigterm()
     try:
@@ -86,10 +86,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _prepare_streams() -> None:
     """Make output robust: escape unprintable characters, and replace closed streams by /dev/null."""
     if sys.stdin is None:
-        os.open(os.devnull, os.O_RDONLY)  # open(2) takes descriptor 0, the lowest free one, so no other file gets it
+        os.open(os.devnull, os.O_RDONLY)  # occupy descriptor 0, so that no other file gets it
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:  # the parent closed it
+        if stream is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - stays open until exit
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -167,7 +167,7 @@ def _interrupted(error: KeyboardInterrupt, args: argparse.Namespace, debug: bool
 
 
 def _drop_output() -> None:
-    """Discard buffered output, which would fail again when Python closes stdout (docs.python.org, library/signal)."""
+    """Discard buffered output, because flushing it at exit would fail again (docs.python.org, library/signal)."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -186,7 +186,7 @@ def _system_error(error: OSError, debug: bool) -> int:
 
 
 def _unexpected(error: Exception, debug: bool) -> int:
-    from minisandbox.cli.common.foreign_errors import translate  # noqa: PLC0415 - only after a failure
+    from minisandbox.cli.common.foreign_errors import translate  # noqa: PLC0415 - needed only after a failure
 
     package_error = translate(error)
     if package_error is not None:

@@ -1,4 +1,4 @@
-"""``minisandbox model fetch|serve|proxy``: fetch and serve the embedded model, and capture tokens."""
+"""``minisandbox model fetch|serve|proxy``: fetch and serve the embedded model, and capture tokens of requests."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ async def _serve(engine: TransformersEngine, args: argparse.Namespace) -> None:
 
 
 def run_proxy(args: argparse.Namespace) -> int:
-    """Capture tokens until interrupted, then write the rows."""
+    """Run a proxy that captures tokens until it is interrupted, then write the captured rows."""
     if args.out is not None and not args.out.parent.is_dir():
         raise InvalidValue(
             f"--out {args.out}: there is no directory {args.out.parent}", hint=f"mkdir -p {args.out.parent}"
@@ -146,7 +146,7 @@ def run_proxy(args: argparse.Namespace) -> int:
 
 
 def write_rows(path: Path, sessions: Iterable[CaptureSession]) -> int:
-    """Write the rows of sessions to a JSON Lines file atomically; return the number of rows."""
+    """Write the captured rows of all sessions to a JSON Lines file atomically; return their number."""
     from minisandbox.tasks.formats.writing import written_whole  # noqa: PLC0415 - slow: imports the task readers
 
     count = 0

@@ -43,7 +43,7 @@ from minisandbox.types import human_size
 
 _MAX_WORKERS = 8  # more workers would wait for the disk
 _AGENTS = ("oracle", "empty", "replay")
-_KEPT_SECONDS = 86400.0  # seconds before a directory is removed, because another quickstart may be using it
+_KEPT_SECONDS = 86400.0  # seconds to keep an outdated directory, because another quickstart may still use it
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

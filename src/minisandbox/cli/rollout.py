@@ -219,7 +219,7 @@ def _public(model: ModelOptions) -> dict[str, object]:
 
 
 def _config(args: argparse.Namespace, setup: Setup) -> dict[str, str | int | float | bool | None]:
-    """Return the run's configuration, which must not change on resume; leave out the server's address, which may."""
+    """Return the configuration that must not change on resume. It leaves out the server's address, which may change."""
     options, has_model = agent_options(args), setup.model is not None
     parts: dict[str, object] = {}
     if has_model or options.given() - {"recording"}:
@@ -263,7 +263,7 @@ def _print(args: argparse.Namespace, out: Path, summaries: Sequence[Summary]) ->
 
 
 def plain_totals(summaries: Sequence[Summary]) -> dict[str, object]:
-    """Return the totals of rollouts in JSON types."""
+    """Return the totals of rollouts as JSON values."""
     rewards = [summary.reward for summary in summaries if summary.reward is not None]
     return {
         "rollouts": len(summaries),

@@ -98,8 +98,8 @@ class Display:
         """Show the live panel of a batch until cancelled."""
         if self._quiet or not self._output.terminal:
             return
-        from rich.console import Console  # noqa: PLC0415 - slow to import, and only terminals need rich
-        from rich.live import Live  # noqa: PLC0415 - as above
+        from rich.console import Console  # noqa: PLC0415 - only terminals need rich
+        from rich.live import Live  # noqa: PLC0415 - only terminals need rich
 
         console = Console(stderr=True, highlight=False)
         with Live(console=console, auto_refresh=False, transient=True) as live:
@@ -117,8 +117,8 @@ class Display:
         Args:
             batch: the batch to show.
         """
-        from rich.table import Table  # noqa: PLC0415 - as above
-        from rich.text import Text  # noqa: PLC0415 - as above
+        from rich.table import Table  # noqa: PLC0415 - only terminals need rich
+        from rich.text import Text  # noqa: PLC0415 - only terminals need rich
 
         table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
         for name, text in self.lines(batch):

@@ -184,7 +184,7 @@ def _row(info: SandboxInfo, now: float) -> tuple[str, ...]:
 
 
 def run_kill(args: argparse.Namespace) -> int:
-    """End live sandboxes and print their ids."""
+    """Stop live sandboxes and print their ids."""
     if bool(args.id) + args.all + bool(args.label) != 1:
         raise InvalidValue("sandbox kill needs one choice", hint="give ids, or --all, or --label NAME=VALUE")
     labels = parse_pairs(args.label, "--label")
@@ -197,7 +197,7 @@ def run_kill(args: argparse.Namespace) -> int:
 
 
 def run_prune(args: argparse.Namespace) -> int:
-    """Remove and print the leftovers of dead owners; return 1 if a leftover could not be removed."""
+    """Remove and print what exited owner processes left behind; return 1 if a removal fails."""
     runtime = registry.runtime_directory()
     leftovers = [*reaper.leftovers(runtime), *scratch.leftovers()]
     remaining_count = 0

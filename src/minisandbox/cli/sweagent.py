@@ -25,9 +25,8 @@ def run(args: argparse.Namespace) -> int:
     """Run SWE-agent; return its exit status, or 1 if it failed."""
     if args.command or not args.rest:
         raise InvalidValue("SWE-agent's command line must follow --", hint=f"for instance {_EXAMPLE}")
-    # Import late, because importing SWE-ReX takes a second, and SWE-agent several.
-    from minisandbox.integrations.settings import TASKS_VARIABLE  # noqa: PLC0415 - see above
-    from minisandbox.integrations.sweagent import launch  # noqa: PLC0415 - see above
+    from minisandbox.integrations.settings import TASKS_VARIABLE  # noqa: PLC0415 - slow to import
+    from minisandbox.integrations.sweagent import launch  # noqa: PLC0415 - SWE-ReX takes a second to import
 
     if args.tasks:
         os.environ[TASKS_VARIABLE] = args.tasks

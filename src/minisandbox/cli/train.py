@@ -120,7 +120,7 @@ def run_rl(args: argparse.Namespace) -> int:
 
 
 def _machines(args: argparse.Namespace, progress: Progress) -> ImageOf | Cluster:
-    """Return the source of sandboxes: images of this machine, or a cluster."""
+    """Return the source of sandboxes: a cluster, or a function that builds images on this machine."""
     if args.cluster is None:
         return Builder(Store.open(), progress, args.repo_mirrors).image_of
     return Cluster(address=args.cluster, mirrors=args.repo_mirrors, notice=progress.note)
@@ -152,7 +152,7 @@ def _show_masks(config: SftConfig, count: int) -> None:
 def run_options(args: argparse.Namespace) -> int:
     """Print all options of a configuration."""
     if args.kind == "skyrl":
-        from minisandbox.integrations.skyrl.config import SECTION, SandboxOptions  # noqa: PLC0415 - only for this kind
+        from minisandbox.integrations.skyrl.config import SECTION, SandboxOptions  # noqa: PLC0415 - only `options skyrl` needs it
 
         options = list(describe(SandboxOptions, f"{SECTION}."))
     else:

@@ -119,7 +119,7 @@ def detail(result: Validated) -> str:
 
 
 def _changeable_line(counts: Mapping[str, int]) -> str:
-    """Format the share of FAIL_TO_PASS tests whose expected value can be changed, by the place of the value."""
+    """Format the share of FAIL_TO_PASS tests with a changeable expectation, by the kind of expectation."""
     test_count = sum(counts.values())
     changeable = {kind: count for kind, count in counts.items() if kind not in ("none", Kind.APPENDED)}
     kinds = ", ".join(

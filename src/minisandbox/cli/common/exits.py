@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+# argparse exits with 2; 70 and 74 are EX_SOFTWARE and EX_IOERR of sysexits.h; 124 is the status of timeout(1);
+# statuses above 128 are 128 plus the number of a signal.
 OK = 0
 NEGATIVE = 1
-USAGE = 2  # the status that argparse uses
-INTERNAL = 70  # sysexits.h: EX_SOFTWARE
-SYSTEM = 74  # sysexits.h: EX_IOERR
-TIMEOUT = 124  # as with timeout(1)
-INTERRUPTED = 130  # 128 + SIGINT
-BROKEN_PIPE = 141  # 128 + SIGPIPE
-TERMINATED = 143  # 128 + SIGTERM
+USAGE = 2
+INTERNAL = 70
+SYSTEM = 74
+TIMEOUT = 124
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+TERMINATED = 143
 
 MEANINGS: dict[int, str] = {
     OK: "success",

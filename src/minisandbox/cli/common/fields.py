@@ -52,7 +52,7 @@ class FieldOption:
             return
         convert = _CONVERTERS.get(str(self._field.type).removesuffix(" | None"), str)
 
-        def number(text: str) -> object:  # argparse prints the function's name in errors
+        def number(text: str) -> object:  # argparse prints the name of this function in errors
             return None if text == "none" else convert(text)
 
         default = "none" if self.none and self.default is None else self.default
@@ -69,7 +69,7 @@ class FieldOption:
         """Return the value on the command line, or the default.
 
         Raises:
-            InvalidValue: a pair of a mapping is malformed.
+            InvalidValue: a ``NAME=VALUE`` pair is malformed.
         """
         value = getattr(args, self.flag.removeprefix("--").replace("-", "_"))
         return parse_pairs(value, self.flag) if self._field.type == "Mapping[str, str]" else value

@@ -87,7 +87,7 @@ def put(text: str = "", *, end: str = "\n", flush: bool = False) -> None:
 
 
 def put_styled(text: str) -> None:
-    """Print a line with colours, whose parts the caller has cleaned."""
+    """Print a coloured line from which the caller has removed control characters."""
     print(text)
 
 
@@ -143,20 +143,20 @@ def print_table(
         numbers: titles of columns with numbers, which are aligned to the right and not wrapped.
         unwrapped: titles of further columns whose cells are not wrapped.
     """
-    from rich.console import Console  # noqa: PLC0415 - slow to import, and only tables need rich
-    from rich.table import Table  # noqa: PLC0415 - as above
-    from rich.text import Text  # noqa: PLC0415 - as above
+    from rich.console import Console  # noqa: PLC0415 - only tables need rich
+    from rich.table import Table  # noqa: PLC0415 - only tables need rich
+    from rich.text import Text  # noqa: PLC0415 - only tables need rich
 
     rows = [[clean_line(cell) for cell in row] for row in rows]
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     unwrapped = {*numbers, *unwrapped}
     for title in titles:
         justify = "right" if title in numbers else "left"
-        table.add_column(title, justify=justify, no_wrap=title in unwrapped, overflow="fold")  # type: ignore[arg-type] # rich wants literals
+        table.add_column(title, justify=justify, no_wrap=title in unwrapped, overflow="fold")  # type: ignore[arg-type] # rich declares literals
     for row in rows:
         table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
     if sys.stdout.isatty():
-        # If the terminal is too narrow, let it break the lines: rich would shrink columns to one letter.
+        # Let a narrow terminal break the lines, because rich would shrink columns to one letter.
         minimum = _least_width(titles, rows, unwrapped)
         Console(highlight=False, width=max(Console().width, minimum)).print(table)
         return
@@ -248,7 +248,7 @@ class Progress:
                 self._shown = True
 
     def redirect(self, print_line: Callable[[str], None] | None) -> None:
-        """Print lines by a live display, and drop statuses meanwhile.
+        """Print lines through a live display, and drop statuses until the redirection ends.
 
         Args:
             print_line: prints a line; None ends the redirection.

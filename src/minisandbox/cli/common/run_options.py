@@ -69,7 +69,7 @@ def cluster_checks(args: argparse.Namespace, progress: Progress) -> ClusterCheck
 
 
 def print_nodes(nodes: Iterable[NodeReport], *, as_json: bool = False) -> None:
-    """Print the work of each node."""
+    """Print how much work each node did."""
     if as_json:
         put(json.dumps({"nodes": [plain(node) for node in nodes]}), flush=True)
         return

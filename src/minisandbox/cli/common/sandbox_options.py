@@ -129,7 +129,7 @@ def parse_limits(pairs: Iterable[str]) -> Limits:
     Raises:
         InvalidValue: a name is unknown, or a value is invalid.
     """
-    limits: dict[str, Any] = {}  # checked by Limits
+    limits: dict[str, Any] = {}  # Limits checks the values
     for pair in pairs:
         name, text = parse_pair(pair, "--limit")
         if name not in Limits.__slots__:
@@ -166,7 +166,7 @@ def find(prefix: str) -> SandboxInfo:
 
     Raises:
         NotFound: there is no such sandbox.
-        InvalidValue: the prefix fits several sandboxes.
+        InvalidValue: the prefix matches several sandboxes.
     """
     live = live_sandboxes()
     exact = [info for info in live if info.id == prefix]

@@ -73,7 +73,7 @@ class SetRun(Generic[ResultT]):
         self._builder.build_all(tasks, self._args.jobs, retry_failed=self._retry)
 
     def print_nodes(self) -> None:
-        """Print the work of each node if the command ran on a cluster."""
+        """Print how much work each node did, if the command ran on a cluster."""
         if self._cluster is not None and not self._args.json:
             print_nodes(self._cluster.reports)
 

@@ -117,7 +117,7 @@ def _forward_input(process: Process) -> bool:
     """Forward available input; return False at the end of stdin."""
     try:
         data = os.read(_STDIN, _CHUNK_BYTES)
-    except OSError:  # stdin is closed, or its terminal is gone
+    except OSError:  # stdin or its terminal is closed
         data = b""
     if data:
         process.write(data)
@@ -145,7 +145,7 @@ def _raw_terminal(*, keys: bool) -> Iterator[None]:
             termios.tcsetattr(_STDIN, termios.TCSADRAIN, settings)
         yield
     finally:
-        with contextlib.suppress(termios.error):  # the terminal is gone
+        with contextlib.suppress(termios.error):  # the terminal may have been closed
             termios.tcsetattr(_STDIN, termios.TCSADRAIN, previous_settings)
 
 

@@ -38,9 +38,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def recipes(args: argparse.Namespace, store: Store) -> dict[str, Callable[[], Buildable]]:
-    """Return a function that returns the Dockerfile's recipe, by the image's name."""
-    from minisandbox.images import read_dockerfile  # noqa: PLC0415 - few builds need it
-    from minisandbox.images.dockerfile.evaluation import BuildOptions  # noqa: PLC0415 - few builds need it
+    """Return the image's name, and a function that reads the Dockerfile's recipe."""
+    from minisandbox.images import read_dockerfile  # noqa: PLC0415 - only Dockerfiles need it
+    from minisandbox.images.dockerfile.evaluation import BuildOptions  # noqa: PLC0415 - only Dockerfiles need it
 
     context = Path(args.tasks)
     options = BuildOptions(
@@ -55,7 +55,7 @@ def recipes(args: argparse.Namespace, store: Store) -> dict[str, Callable[[], Bu
 
 
 def _argument(text: str) -> tuple[str, str] | None:
-    """Parse a build argument; return None for a name without a value that is not in the environment, as docker does."""
+    """Parse ``NAME=VALUE``, or ``NAME`` for a variable of the environment; return None for an unset variable."""
     name, equals, value = text.partition("=")
     if not name:
         raise InvalidValue(f"--build-arg {text!r} has no name", hint="write NAME=VALUE")

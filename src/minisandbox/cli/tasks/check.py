@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from minisandbox.grade.check import Checked, Finding
     from minisandbox.tasks.loading import Refused
 
-_MAX_SHOWN = 10  # maximum findings of one check that are printed; the reports list all
+_MAX_SHOWN = 10  # maximum number of findings to print per check; the reports list all
 _NO_RESULT = ("not_built", "infrastructure")
 
 
@@ -52,8 +52,8 @@ def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 def run(args: argparse.Namespace) -> int:
     """Check tasks; return 0 without errors, 1 if a task has an error, 30 if a task could not be checked."""
-    from minisandbox.cli.common.set_runs import SetRun  # noqa: PLC0415 - slow to import, and `tasks ls` needs none
-    from minisandbox.grade.check import Severity, check_report, check_set, sets, write_check_reports  # noqa: PLC0415 - slow
+    from minisandbox.cli.common.set_runs import SetRun  # noqa: PLC0415 - slow to import
+    from minisandbox.grade.check import Severity, check_report, check_set, sets, write_check_reports  # noqa: PLC0415 - slow to import
 
     require_positive(args, "repeat", "timeout", "workers", "jobs")
     refused: list[Refused] = []
@@ -87,7 +87,7 @@ def _line(result: Checked, _: Once) -> str:
 
 
 def _print(faults: Sequence[Finding]) -> None:
-    from minisandbox.grade.check import CHECKS, sets  # noqa: PLC0415 - as in run
+    from minisandbox.grade.check import CHECKS, sets  # noqa: PLC0415 - slow to import
 
     by_check: dict[str, list[Finding]] = defaultdict(list)
     for finding in faults:

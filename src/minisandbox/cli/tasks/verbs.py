@@ -112,7 +112,7 @@ def _build_and_test_lines(task: Task) -> Iterator[str]:
 
 
 def run_merge(args: argparse.Namespace) -> int:
-    """Merge statuses."""
+    """Merge the statuses of tasks from several runs."""
     statuses, changes = merged([read_statuses(path) for path in args.runs])
     write_statuses(args.out, statuses)
     rows = [(change.instance_id, change.before, change.after, str(args.runs[change.by])) for change in changes]

@@ -185,7 +185,7 @@ def _reward(text: str) -> float | None:
         reward = None if text == "none" else float(text)
     except ValueError:
         raise error from None
-    if reward is not None and math.isnan(reward):  # no reward is less than NaN, so all would be accepted
+    if reward is not None and math.isnan(reward):  # no reward is less than NaN, so the filter would accept all examples
         raise error
     return reward
 

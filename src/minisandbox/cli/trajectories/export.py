@@ -153,7 +153,7 @@ class _Export:
     tokenizer: Tokenizer | None
 
     def rows(self, examples: Iterator[Example]) -> Iterator[Row]:
-        """Convert examples to rows; report the dropped ones."""
+        """Convert examples to rows; report dropped examples."""
         for example in examples:
             if self.form == "tokens":
                 yield from self._tokens(example)
@@ -183,7 +183,7 @@ class _Export:
 
 
 def tokens_of(example: Example, tokenizer: Tokenizer | None) -> list[TokenisedRow]:
-    """Return the rows of an example from the engine's tokens, or a row from the tokenizer if there are no tokens.
+    """Return an example's rows from the engine's tokens, or from the tokenizer if the example has no tokens.
 
     Args:
         example: the example.

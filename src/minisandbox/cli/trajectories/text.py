@@ -114,7 +114,7 @@ class RolloutPrinter:
             put_styled(self._in(colour, line))
 
     def _cut(self, text: str) -> Iterator[str]:
-        """Yield the lines of a text, cleaned, without the middle ones of a long text."""
+        """Yield the lines of a text without control characters; leave out the middle of a long text."""
         lines = clean(text).rstrip("\n").split("\n") if text.strip("\n") else []
         if self._lines is None or len(lines) <= self._lines:
             yield from lines

@@ -71,7 +71,7 @@ def run_show(args: argparse.Namespace) -> int:
         patch = patch_after(trajectory, args.turn)
         if sys.stdout.isatty():
             put(patch.decode("utf-8", "replace"), end="")
-        else:  # exactly, for git apply
+        else:  # write the unchanged bytes, for git apply
             sys.stdout.buffer.write(patch)
     elif args.json:
         print_json(to_json(trajectory))
