@@ -109,11 +109,11 @@ _UNITS: Mapping[LimitName, str] = {
     "cost": "{:.2f} dollars",
 }
 _LAST_STEPS = 3
-_LOW_SHARE = 0.1  # of a limit; below it the model is warned
+_LOW_SHARE = 0.1  # warn the model when less than this share of a limit remains
 
 
 def of_command(result: ExecResult, *, limit: int, timeout: float) -> str:
-    """Return the report of a command's result for the model.
+    """Format a command's result as the report to the model.
 
     Args:
         result: the result.

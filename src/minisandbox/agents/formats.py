@@ -434,7 +434,7 @@ class ActionFormat(Protocol):
         ...
 
     def observe(self, message: Message, number: int, text: str) -> Message:
-        """Return the message that reports the result of a response's action.
+        """Return the message that reports the result of one action of a response.
 
         Args:
             message: the response.

@@ -88,7 +88,7 @@ def _create(name: str, agent_class: object, options: AgentOptions) -> Agent:
         agent: Agent = agent_class(**options.extra)  # type: ignore[operator] # a TypeError otherwise
     except MiniSandboxError:
         raise
-    except Exception as error:  # user code again; it probably rejects an argument
+    except Exception as error:  # user code; it probably rejects an argument
         raise InvalidValue(
             f"the agent {name!r} cannot be created: {_describe(error)}", hint="check --agent-option NAME=VALUE"
         ) from error

@@ -24,10 +24,14 @@ from minisandbox.types import ExecResult, Outcome
 
 KEPT_OUTPUT = 64 << 10
 """Maximum bytes of stdout, and of stderr, that a record keeps per command: half from the head, half from the tail."""
-_TICK = 0.02  # seconds between two looks at a deadline that a queue has postponed
-_TOKENS_PER_BYTE = 1 / 3  # the least that is assumed: tokenizers write code and English with 3 to 4 bytes per token
-_PER_MESSAGE = 16  # tokens that a chat template adds to a message, at most
-_MARKER = b"\n[... %d bytes dropped ...]\n"  # equal to the sandbox's own marker
+_TICK = 0.02
+"""Minimum seconds between two checks of a deadline, which queues can postpone."""
+_TOKENS_PER_BYTE = 1 / 3
+"""Minimum estimate of tokens per byte; tokenizers encode code and English with 3 to 4 bytes per token."""
+_PER_MESSAGE = 16
+"""Maximum number of tokens that a chat template adds to a message."""
+_MARKER = b"\n[... %d bytes dropped ...]\n"
+"""The line between the head and tail of shortened output, the same as the sandbox's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,7 @@ class AgentLimits:
             count.
         tokens: maximum sampled tokens of all responses together.
         context: maximum tokens of a request's prompt and response together. A prompt that leaves no room for a response
-            is not sent. Its tokens are estimated if the model cannot count them, rather too many than too few.
+            is not sent. If the model cannot count the prompt's tokens, a high estimate is used.
         cost: maximum cost of all responses in US dollars.
     """
 
@@ -132,10 +136,10 @@ MOST_PATCH = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class TurnPatch:
-    """The workspace's changes after a turn, if they differ from those after the turn before.
+    """The workspace's changes after a turn, recorded only if they differ from those after the previous turn.
 
     Attributes:
-        turn: the number of responses before it was taken.
+        turn: the number of responses before the patch was taken.
         patch: the patch; None if it is too large, or could not be taken.
         detail: why there is no patch, or "".
     """
@@ -178,7 +182,7 @@ class Record:
         if completion.tokens is not None:
             self.tokens.add(completion.tokens)
             self._with_tokens.append(len(self.turns))
-        # store tokens only in the graph: each prompt repeats the earlier ones, so whole prompts take quadratic space
+        # Store tokens only in the graph: each prompt repeats the earlier ones, so whole prompts take quadratic space.
         completion = replace(completion, tokens=None, message=for_history(completion.message, tools))
         self.turns.append(Turn(len(self.messages), completion, began, queued))
         self.messages.append(completion.message)
@@ -235,7 +239,7 @@ class Session:
         self._began = clock()
         self._used = {"tokens": 0.0, "cost": 0.0}
         self._queued = 0.0
-        self._queue = QueueTime()  # of the pending request
+        self._queue = QueueTime()  # time that the pending request has waited in queues
         self._shell: AsyncShell | None = None
 
     @property
@@ -254,7 +258,7 @@ class Session:
         return self.elapsed - self._queued - self._queue.seconds
 
     def left(self) -> dict[LimitName, float]:
-        """Return how much remains of each limit that is set: steps, seconds, tokens, dollars.
+        """Return the remaining steps, seconds, tokens and dollars, for the limits that are set.
 
         For the context, it is the number of tokens by which the next request may exceed the latest request.
         """
@@ -413,10 +417,10 @@ class Session:
 
     @asynccontextmanager
     async def deadline(self, seconds: float | None) -> AsyncIterator[asyncio.Timeout]:
-        """Raise ``TimeoutError`` after some seconds of the agent's time, which stands still while a request is queued.
+        """Raise ``TimeoutError`` after the given seconds, without the time that requests wait in queues.
 
         Args:
-            seconds: the time; None for no limit.
+            seconds: the time limit; None for no limit.
         """
         loop, scope, end = asyncio.get_running_loop(), asyncio.timeout(None), self.charged + (seconds or 0.0)
         timer: asyncio.TimerHandle | None = None
@@ -468,8 +472,8 @@ class Session:
     def _prompt_size(self, request: Request, limit: int) -> int:
         """Return the number of tokens of a request's prompt, exactly if the model can count them, or an estimate.
 
-        The messages since the latest response are estimated by the tokens per byte of the messages before them. If a
-        token per byte would not fill ``limit``, no better estimate is made.
+        The messages since the latest response are estimated by the tokens per byte of the messages before them. If the
+        prompt stays below ``limit`` even at one token per byte, only the tokens of the earlier messages are returned.
         """
         tokens = self._context()
         split = self.record.turns[-1].message + 1 if tokens else 0
@@ -511,7 +515,7 @@ def _ends(output: bytes, dropped_count: int) -> tuple[bytes, int]:
     """Return the head and tail of output, and the total number of dropped bytes."""
     if len(output) <= KEPT_OUTPUT:
         return output, dropped_count
-    # the sandbox's marker is in the part that is dropped here
+    # The sandbox's marker is in the middle, which is dropped.
     marker_length = len(_MARKER % dropped_count) if dropped_count else 0
     total_count = dropped_count + len(output) - marker_length - KEPT_OUTPUT
     if total_count <= dropped_count:  # only the marker exceeds the limit

@@ -171,7 +171,7 @@ class MiniSandboxEnvironment(BaseEnvironment):
         building = Building(recipes, store=store)
         try:
             return await asyncio.wrap_future(building.images[name])
-        except asyncio.CancelledError:  # for instance by the task's build_timeout_sec
+        except asyncio.CancelledError:  # for instance after the task's build_timeout_sec
             await asyncio.shield(asyncio.to_thread(building.cancel))
             raise
 

@@ -152,7 +152,7 @@ class MiniSandboxProvider(SandboxEnvironment):
         env: dict[str, str] | None = None,
         user: str | None = None,
         timeout: int | None = None,
-        timeout_retry: bool = True,  # noqa: ARG002 - there is no transport whose timeout could be retried
+        timeout_retry: bool = True,  # noqa: ARG002 - a sandbox has no transport to retry
         concurrency: bool = True,
     ) -> InspectResult[str]:
         """Run a command. The exit status is 127 for a missing program, and 128 plus the number for a signal.
@@ -330,16 +330,16 @@ class MiniSandboxProvider(SandboxEnvironment):
     async def sample_cleanup(
         cls,
         task_name: str,  # noqa: ARG003 - not needed to stop a sandbox
-        config: SandboxEnvironmentConfigType | None,  # noqa: ARG003 - as above
+        config: SandboxEnvironmentConfigType | None,  # noqa: ARG003 - not needed to stop a sandbox
         environments: dict[str, SandboxEnvironment],
-        interrupted: bool,  # noqa: ARG003 - as above
+        interrupted: bool,  # noqa: ARG003 - not needed to stop a sandbox
     ) -> None:
         """Stop a sample's sandbox."""
         for environment in environments.values():
             await environment.as_type(cls).sandbox.stop()
 
     @classmethod
-    async def cli_cleanup(cls, id: str | None) -> None:  # noqa: A002 - Inspect's name
+    async def cli_cleanup(cls, id: str | None) -> None:  # noqa: A002 - Inspect's parameter name
         """Stop one or all sandboxes of this user's evaluations (``inspect sandbox cleanup minisandbox [ID]``)."""
         for info in await asyncio.to_thread(live_sandboxes, labels=LABELS):
             if id in (None, info.id):

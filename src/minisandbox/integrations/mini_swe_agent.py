@@ -1,4 +1,4 @@
-"""Provide an ``Environment`` for mini-swe-agent, which users select by its import path on its own command lines.
+"""Provide an ``Environment`` for mini-swe-agent, which users select by import path on mini-swe-agent's command line.
 
 mini-swe-agent passes a benchmark's instance only to its own environment classes. This class gets the instance from
 ``run.env_startup_command``, which the runner renders with the instance and runs in every environment. With
@@ -153,7 +153,7 @@ class SandboxEnvironment:
         if self.config.patch is not None:
             self._write_patch = functools.partial(_write_patch, box, base, self.config.patch)
         self._end = weakref.finalize(self, _end, box, self._write_patch)
-        atexit.register(self._end)  # exit handlers run in reverse order, so this precedes the stop of all sandboxes
+        atexit.register(self._end)  # runs before all sandboxes are stopped, because exit handlers run in reverse order
         self._box, self._name = box, task_image.image.name
         _LOG.info("sandbox %s of %s in %.0f ms", box.id, task_image.image.name, 1000 * box.created_in)
 
@@ -209,7 +209,7 @@ class SandboxEnvironment:
 
 
 def _nothing() -> None:
-    """Do nothing, as the exit callback before there is a sandbox."""
+    """Do nothing: the exit callback until a sandbox is created."""
 
 
 def _write_patch(box: Sandbox, base: str | None, path: Path) -> None:

@@ -29,12 +29,12 @@ TASKS_VARIABLE = "MINISANDBOX_TASKS"
 HOST = "host"
 
 _LOG = logging.getLogger("minisandbox.integrations")
-# docker.io/swebench/sweb.eval.x86_64.django_1776_django-11099:latest; image names must not contain "__"
+# Matches docker.io/swebench/sweb.eval.x86_64.django_1776_django-11099:latest, where _1776_ stands for "__".
 _OFFICIAL = re.compile(r"(?:.*/)?sweb\.eval\.[^.]+\.(?P<id>[^:]+)(?::.*)?")
 _LOADING = threading.Lock()
-# redirect before the program starts, because bash reports some errors before a redirection in its command takes effect
+# Redirect before the program starts: bash reports some errors before a redirection in its command takes effect.
 MERGED_STREAMS = ("/bin/sh", "-c", 'exec "$@" 2>&1', "sh")
-"""Arguments before those of a command, which merge its stderr into its stdout."""
+"""Arguments to put before a command's arguments, so that its stderr goes to its stdout."""
 
 
 class SandboxSettings(BaseModel):
@@ -120,7 +120,7 @@ class SandboxSettings(BaseModel):
         raise self._unknown(name, store)
 
     def _task_set(self) -> TaskSet:
-        with _LOADING:  # load once: the first of several concurrent callers may download the tasks
+        with _LOADING:  # let one caller load the tasks, which may take a download
             return _load(
                 self.tasks,
                 form=self.layout,

@@ -37,7 +37,7 @@ class SandboxOptions:
                                   "has no reward")  # fmt: skip
     unconfirmed_reward: float | None = option(None, help="reward of a submission whose pass could not be confirmed; "
                                               "null: no reward, and the rollout is left out")  # fmt: skip
-    grading: GradingOptions = GradingOptions()  # noqa: RUF009 - frozen
+    grading: GradingOptions = GradingOptions()  # noqa: RUF009 - the dataclass is frozen
     tries: int = option(3, help="most tries of a rollout, repeated after infrastructure errors")
     workers: int = option(128, help="concurrent agents, each in a sandbox; with a cluster, its nodes' offers count")
     cluster: str | None = option(None, help="auto: all nodes of SkyRL's Ray cluster that offer sandboxes run rollouts; "

@@ -96,7 +96,7 @@ def output_of(ended: Sequence[Ended], *, pad_token: int, drop_truncated: bool = 
         if rollout.reward is not None:
             groups[rollout.name.instance_id].append(rollout.reward)
     rows: list[_Row] = []
-    rollouts: list[tuple[Ended, float, str]] = []  # for each row: its rollout, the reward and the stop reason
+    rollouts: list[tuple[Ended, float, str]] = []  # rollout, reward and stop reason of each row
     last_rows: list[bool] = []
     for rollout in ended:
         group = groups[rollout.name.instance_id]
@@ -107,7 +107,7 @@ def output_of(ended: Sequence[Ended], *, pad_token: int, drop_truncated: bool = 
         if drop_truncated and stop != "stop":
             own_rows = [row._replace(mask=[0] * len(row.mask)) for row in own_rows]
         rows += own_rows
-        # every row has the reward: SkyRL's baseline reads the last row, and its filters of groups read all rows
+        # Give every row the reward: SkyRL's baseline reads the last row, and its group filters read all rows.
         rollouts += [(rollout, reward, stop)] * len(own_rows)
         last_rows += [False] * (len(own_rows) - 1) + [True]
     return {
@@ -156,7 +156,7 @@ def metrics_of(ended: Sequence[Ended]) -> Mapping[str, float]:
 
 
 def _row(row: TokenRow) -> _Row:
-    start = max(1, row.prompt_length)  # SkyRL needs a prompt of at least one token, from which to predict
+    start = max(1, row.prompt_length)  # SkyRL needs a prompt of at least one token
     return _Row(
         row.ids[:start].tolist(), row.ids[start:].tolist(), list(row.mask[start:]), row.logprobs[start:].tolist()
     )

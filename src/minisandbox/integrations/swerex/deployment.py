@@ -117,10 +117,10 @@ class MiniSandboxDeployment(AbstractDeployment):
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
-            with contextlib.suppress(RuntimeError):  # at exit Python starts no threads; sandboxes stop with it
+            with contextlib.suppress(RuntimeError):  # at exit Python starts no threads, and stops all sandboxes anyway
                 asyncio.run(self.stop())
         else:
-            self._stopping = loop.create_task(self.stop())  # keep a reference: event loops have only weak ones
+            self._stopping = loop.create_task(self.stop())  # keep a reference: event loops hold only weak references
 
     @property
     def runtime(self) -> MiniSandboxRuntime:

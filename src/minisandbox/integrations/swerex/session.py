@@ -109,7 +109,7 @@ class BashSession:
             return await self._running
         except asyncio.CancelledError:
             if self._interrupted:
-                self._merged = False  # bash was restarted
+                self._merged = False  # bash was restarted with separate streams
                 return None
             raise
         finally:
@@ -119,7 +119,7 @@ class BashSession:
         if not self._merged:
             await self._shell.run(self._preparation, timeout=self._preparation_timeout)
         result = await self._shell.run(script, timeout=timeout)
-        self._merged = not result.restarted  # a new bash has separate streams again
+        self._merged = not result.restarted  # a restarted bash has separate streams
         return result
 
     async def _interrupt(self, action: BashInterruptAction) -> BashObservation:
