@@ -51,7 +51,7 @@ _HOME = {
     "load_image": "images",
 }
 
-__all__ = ["__version__", *sorted(_HOME)]  # noqa: PLE0604 - the table above is the one definition
+__all__ = ["__version__", *sorted(_HOME)]  # noqa: PLE0604 - _HOME defines the public names
 
 if TYPE_CHECKING:
     from minisandbox.errors import MiniSandboxError as MiniSandboxError

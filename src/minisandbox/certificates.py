@@ -11,21 +11,21 @@ from minisandbox.errors import HostError
 
 VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 """Environment variables that name a bundle of certificates, in order of precedence."""
-# The same list as in Go's crypto/x509/root_linux.go.
+# Bundles of Debian, RHEL, openSUSE, RHEL 7 and Alpine, and related systems, as in Go's crypto/x509/root_linux.go.
 SYSTEM = (
-    "/etc/ssl/certs/ca-certificates.crt",  # Debian, Ubuntu, Arch, Gentoo
-    "/etc/pki/tls/certs/ca-bundle.crt",  # Fedora, RHEL
-    "/etc/ssl/ca-bundle.pem",  # openSUSE
-    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",  # CentOS, RHEL 7
-    "/etc/ssl/cert.pem",  # Alpine
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+    "/etc/ssl/cert.pem",
 )
 _PROGRAMS = (*VARIABLES, "PIP_CERT", "GIT_SSL_CAINFO", "NODE_EXTRA_CA_CERTS", "CARGO_HTTP_CAINFO")
 
 
 def bundle(environment: Mapping[str, str] | None = None) -> Path | None:
-    """Return the bundle that a variable of :data:`VARIABLES` names, else the system's, or None if there is none.
+    """Return the bundle that a variable of :data:`VARIABLES` names, or the system's bundle; None if both are missing.
 
-    uv, requests and Node use their own bundles, and ignore a company's authority in the system's bundle.
+    Without such a variable, uv, requests and Node use bundles of their own, which lack a company's private authority.
 
     Args:
         environment: environment variables; those of the process by default.
@@ -58,7 +58,7 @@ def variables(path: PurePath) -> dict[str, str]:
 
 
 def export() -> None:
-    """Make libraries in this process trust the bundle, by the variables that the Hugging Face libraries read."""
+    """Set the environment variables that make the Hugging Face libraries in this process trust the bundle."""
     if (path := bundle()) is not None:
         for name in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"):
             os.environ.setdefault(name, str(path))

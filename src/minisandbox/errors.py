@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         def fate(self) -> str: ...
 
 
-# control characters, line separators and bidirectional overrides
+# Control characters, line separators and bidirectional overrides.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
@@ -242,7 +242,7 @@ class MissingExtra(MiniSandboxError, ImportError):
 
 
 class PackageError(MiniSandboxError):
-    """Another package (TRL, vLLM, Ray, an agent of your own) raised an exception."""
+    """Another package (TRL, vLLM, Ray, a user's agent) raised an exception."""
 
     exit_code = 19
 
@@ -427,7 +427,7 @@ class TrainingError(MiniSandboxError):
 
 
 class TokenMismatch(TrainingError):
-    """The trainer's log-probabilities differ from the sampler's: it does not train on the sampled tokens.
+    """The trainer's log-probabilities differ from the sampler's, so it would not train on the sampled tokens.
 
     Attributes:
         rollout: the rollout of the row; "" if all rows of a step are compared together.

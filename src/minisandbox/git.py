@@ -18,7 +18,7 @@ from minisandbox.host.descriptors import hold_streams
 _SEARCH_TIMEOUT = 1800.0
 _GUARD = 'exec 3<&0; trap "trap - TERM; kill 0" TERM; "$@" <&3 3<&- & wait $!'
 _PROTOCOLS = "file:git:http:https:ssh"
-"""Allowed protocols, because git runs a program for others (gitremote-helpers(7)); the host's variable overrides."""
+"""Allowed protocols; git runs helper programs for others (gitremote-helpers(7)). GIT_ALLOW_PROTOCOL overrides them."""
 _SETTINGS = ("core.hooksPath=/dev/null", "core.fsmonitor=false", "protocol.ext.allow=never", "gc.auto=0")
 # Git sets these variables for hooks and aliases; they would select a wrong repository (rev-parse --local-env-vars).
 _NO_REPOSITORY = frozenset(
@@ -86,7 +86,7 @@ def _environment(host: Mapping[str, str], *, fetches: bool) -> dict[str, str]:
     quiet = {"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "true", "SSH_ASKPASS": "true", "LC_ALL": "C"}
     alone = {"GIT_NO_LAZY_FETCH": "1"} if fetches else {"GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none"}
     defaults = {"GIT_SSH_COMMAND": "ssh -oBatchMode=yes", "GIT_ALLOW_PROTOCOL": _PROTOCOLS}
-    if any(map(host.get, certificates.VARIABLES)):  # git does not read these variables
+    if any(map(host.get, certificates.VARIABLES)):  # git reads only GIT_SSL_CAINFO
         defaults["GIT_SSL_CAINFO"] = str(certificates.bundle(host))
     return {**defaults, **clean, **quiet, **alone}
 
@@ -107,7 +107,7 @@ def _is_repository(path: Path) -> bool:
 
 
 def _likeness(url: str) -> Callable[[Path], int]:
-    """Return a sort key of paths: 0 if a path has the OWNER and NAME of the URL, 1 for NAME alone, else 2."""
+    """Return a sort key for paths: 0 if a path has the OWNER and NAME of the URL, 1 for NAME alone, else 2."""
     parts = [part.lower() for part in name_parts(url)]
     pattern = re.compile(r"(?:.*[^a-z0-9])?" + r"[^a-z0-9]+".join(map(re.escape, parts)) if parts else "(?!)")
     name = parts[-1] if parts else ""

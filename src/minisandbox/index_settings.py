@@ -32,7 +32,7 @@ class IndexSettings:
         extra_index_urls: URLs of further indexes, which may be ``file://`` URLs.
         find_links: directories, pages and archives with links to packages.
         no_index: whether all indexes are disabled and only ``find_links`` is used.
-        cert: the bundle of certificates that pip is configured with, else :func:`.certificates.bundle`.
+        cert: the certificate bundle in pip's configuration, or :func:`.certificates.bundle`.
         trusted_hosts: hosts whose certificates are not checked.
         proxies: (variable, value) pairs, for example ``("https_proxy", "...")``.
         timeout: seconds to wait for a server.

@@ -52,7 +52,7 @@ def load_plugin(group: str, name: str, reserved: Collection[str] = ()) -> object
 
 
 def _entries(group: str, reserved: Collection[str]) -> dict[str, EntryPoint]:
-    from importlib.metadata import entry_points  # noqa: PLC0415 - slow: as long as a sandbox's start
+    from importlib.metadata import entry_points  # noqa: PLC0415 - takes as long as the start of a sandbox
 
     entries: dict[str, EntryPoint] = {}
     for entry in sorted(entry_points(group=f"minisandbox.{group}"), key=lambda entry: (entry.name, entry.value)):

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 
-SHORTEST_KEY = 6  # shorter keys are placeholders: "EMPTY", "none"
-_LEAK = 12  # consecutive characters of a key that count as a leak; servers' own messages show up to 11
-_LONG_KEY = 20  # characters of a key that is searched in responses too: models may write shorter ones by chance
-_START_LEAK = 6  # characters of a key at the end of a text that count as a leak, since the text may be truncated
+SHORTEST_KEY = 6
+"""Minimum characters of a secret key; shorter keys are placeholders (``EMPTY``, ``none``)."""
+_LEAK = 12
+"""Number of consecutive characters of a key that count as a leak; servers quote up to 11 in their messages."""
+_LONG_KEY = 20
+"""Minimum characters of a key to search for in responses; models may write shorter keys by chance."""
+_START_LEAK = 6
+"""Number of a key's first characters that count as a leak at the end of a text, which may be truncated."""
 REPEATS_KEY = "it contains the API key"
 _BACKSLASHES = re.compile(r"\\(?:\\|u005[cC])*+(?:u([0-9a-fA-F]{4}))?")
-_ESCAPED_BLANK = re.compile(r"\\(?:\\|u005[cC])*+([bfnrt])?")  # possessive, as above: linear time
+_ESCAPED_BLANK = re.compile(r"\\(?:\\|u005[cC])*+([bfnrt])?")  # possessive quantifiers take linear time
 _BLANKS = bytes([*range(33), 127])
 _SIGNS = bytes(code for code in range(128) if not chr(code).isalnum())
 _HALF_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?$")

@@ -1,8 +1,8 @@
 """Provide a fake sandbox for unit tests, which runs on any machine but ISOLATES NOTHING.
 
 Commands of a fake are ordinary processes of this user on this machine, and can read and destroy all files that the
-user can. Never give a fake to an agent that follows a model. Handles, commands, processes, shells, files and patches
-behave as in a real sandbox, and pass the same conformance suite (``tests/conformance``). The differences:
+user can. Never give a fake to an agent that runs a model's commands. Handles, commands, processes, shells, files and
+patches behave as in a real sandbox, and pass the same conformance suite (``tests/conformance``). The differences:
 
 * The workdir is an empty temporary directory, whose path is in ``image.workdir``: use relative paths. All other files
   are the host's; layers of an image are ignored. ``changes()`` lists the contents of the workdir.
@@ -50,7 +50,7 @@ NOTHING = ImageSpec("fake", ())
 
 
 class _FakeCore:
-    """The implementation behind the handles; see :class:`minisandbox.sandbox.backend.SandboxCore`."""
+    """The fake's implementation of :class:`minisandbox.sandbox.backend.SandboxCore`."""
 
     owned = True
 
@@ -82,11 +82,11 @@ class _FakeCore:
 
     @property
     def abandoned(self) -> bool:
-        """Whether this process created the fake and has not stopped it."""
+        """Whether this process owns the fake and has not stopped it yet."""
         return self.stop.alive and self._owner == os.getpid()
 
-    def open_job(self, *, wait: bool = True) -> socket.socket:  # noqa: ARG002 - a job never has to wait here
-        """Return a connected stream socket for one call."""
+    def open_job(self, *, wait: bool = True) -> socket.socket:  # noqa: ARG002 - jobs of a fake never wait
+        """Return a stream socket to the supervisor for one job."""
         try:
             return new_job(self._control)
         except OSError as error:
@@ -113,7 +113,7 @@ class _FakeCore:
         self.check_alive()
         return Refusals()
 
-    def changes(self, below: PurePosixPath, timeout: float | None, max_characters: int = 0) -> tuple[Change, ...]:  # noqa: ARG002 - few here
+    def changes(self, below: PurePosixPath, timeout: float | None, max_characters: int = 0) -> tuple[Change, ...]:  # noqa: ARG002 - a fake has few changes
         """Return the files in the workdir at or below a path, all as additions."""
         check_timeout(timeout)
         self.check_alive()
@@ -152,7 +152,7 @@ def _start(control: int, limits: Limits) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-I", "-S", "-B", "-c", _SUPERVISOR, package, str(control), json.dumps(rlimits)],
         stdin=null, stdout=null, stderr=null, pass_fds=(control,), cwd="/", env={},
-        start_new_session=True,  # Ctrl-C is for the owner to handle
+        start_new_session=True,  # only the owner handles Ctrl-C
     )  # fmt: skip
 
 
@@ -171,7 +171,7 @@ class FakeSandbox(Sandbox):
     """
 
     @classmethod
-    def create(  # type: ignore[override] # a fake takes only what it can honour
+    def create(  # type: ignore[override] # a fake supports fewer arguments
         cls,
         image: ImageSpec = NOTHING,
         *,
@@ -191,7 +191,7 @@ class AsyncFakeSandbox(AsyncSandbox):
     """Async version of :class:`FakeSandbox`, which isolates NOTHING either."""
 
     @classmethod
-    async def create(  # type: ignore[override] # as for FakeSandbox
+    async def create(  # type: ignore[override] # a fake supports fewer arguments
         cls,
         image: ImageSpec = NOTHING,
         *,

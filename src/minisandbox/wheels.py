@@ -21,7 +21,7 @@ def cache_directory(name: str) -> Path:
         name: suffix of the directory's name.
     """
     cache_home = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG base directory specification: relative values are invalid and are ignored.
+    # Ignore a relative path, as the XDG base directory specification requires.
     return (Path(cache_home) if cache_home.startswith("/") else Path("~/.cache").expanduser()) / f"minisandbox-{name}"
 
 
@@ -47,7 +47,7 @@ def make_once(target: Path, make: Callable[[Path], object], *, waiting: Callable
             fcntl.flock(lock, fcntl.LOCK_EX)
         if target.is_dir():
             return target
-        for leftover in target.parent.glob(f".{target.name}.*"):  # from killed processes, because we hold the lock
+        for leftover in target.parent.glob(f".{target.name}.*"):  # the lock is held, so their makers were killed
             shutil.rmtree(leftover, ignore_errors=True)
         staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
         try:

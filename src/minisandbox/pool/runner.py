@@ -132,8 +132,8 @@ def run_jobs(
 ) -> dict[str, RecordT]:
     """Run the jobs that no earlier call has finished, several at once, and store each result as its job finishes.
 
-    Only the calling thread writes results. So after an interruption no result is written, not even of jobs that fail
-    because their sandboxes are stopped.
+    Only the calling thread writes results. After an interruption it writes none, so jobs that fail because their
+    sandboxes are stopped leave no result.
 
     Args:
         jobs: the jobs, with distinct ids.

@@ -64,7 +64,7 @@ class Threads:
                 thread = threading.Thread(target=self._serve, name=f"{self._name}-{len(self._threads)}", daemon=True)
                 self._threads.append(thread)
                 thread.start()
-            self._calls.put(call)  # hold the lock: once close() has run, no thread would take the call
+            self._calls.put(call)  # hold the lock, because after close() no thread would take the call
         return future
 
     async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -133,7 +133,7 @@ def as_finished(
             raise _StoppedError
         try:
             return function(item)
-        except BaseException:  # Ctrl-C included: start no further call
+        except BaseException:  # start no further call, also after Ctrl-C
             stopped.set()
             raise
 
