@@ -111,7 +111,7 @@ class Renderer:
 
         try:
             tokenizer = AutoTokenizer.from_pretrained(source)
-        except (OSError, ValueError, KeyError) as error:
+        except Exception as error:  # missing files, missing packages, code of the model's author
             hint = "give a directory that contains tokenizer.json and the chat template"
             raise InvalidValue(f"{source}: the tokenizer cannot be loaded", reason=str(error), hint=hint) from error
         try:
