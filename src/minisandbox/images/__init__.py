@@ -1,6 +1,6 @@
-"""Build, pull, export and list images: the stacks of layers that sandboxes start from.
+"""Build, pull, export and list images. An image is a stack of layers that sandboxes start from.
 
-Public names are loaded on first use, because starting from an image needs few of the modules that build one.
+Public names are imported on first use, because starting a sandbox needs few of the modules that build images.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The base layer: generated directories and links, and files of the host's /etc from an allow-list."""
+"""Create the base layer: generated directories and links, and allow-listed files of the host's /etc."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ _MADE = {
     "user:x:1000:\nnogroup:x:65534:\n",
     "nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nnetworks: files\n"
     "protocols: files\nservices: files\nethers: files\nrpc: files\n",
-    # The image sets PATH. Distributions' profiles replace it in login shells; this one must not.
+    # Distributions' /etc/profile resets PATH in login shells. This one does not, so that the PATH of the image stays.
     "profile": 'if [ "${PS1-}" ] && [ "${BASH-}" ] && [ -f /etc/bash.bashrc ]; then . /etc/bash.bashrc; fi\n',
     "bash.bashrc": "[ -z \"$PS1\" ] || PS1='\\u@\\h:\\w\\$ '\n",
 }
-# The launcher writes the targets for each sandbox, because every sandbox has its own /run.
+# Every sandbox has its own /run, in which the launcher creates the targets of these links.
 _RUNTIME_LINKS = {"hosts": "../run/hosts", "resolv.conf": "../run/resolv.conf", "mtab": "../proc/self/mounts"}
 
 
@@ -96,7 +96,7 @@ def base_entries(host: Path = Path("/")) -> tuple[BaseEntry, ...]:
         host: the root directory whose ``/etc`` is read.
 
     Returns:
-        The entries sorted by path, so that a directory comes before its content.
+        The entries, sorted by path, so that each directory comes before its contents.
 
     Raises:
         OSError: a file of the allow-list exists but cannot be read.
@@ -117,10 +117,9 @@ def base_key(entries: tuple[BaseEntry, ...]) -> str:
 def platform_key(host: Path = Path("/")) -> str:
     """Return the platform's key, from which the keys of all build steps are derived.
 
-    The key covers everything below the first step that results depend on: the generated part of the base layer, and
-    the distribution with its version and the machine's architecture, which decide what the host's ``/usr`` can run.
-    The key ignores the host's certificates, library cache and time zone, because package upgrades change these files
-    without changing any result.
+    The key covers everything outside the steps that their results depend on: the generated part of the base layer, the
+    distribution with its version, and the machine's architecture. It ignores the host's certificates, library cache
+    and time zone, because package upgrades change these files without changing any result.
 
     Args:
         host: the root directory whose ``os-release`` is read.
@@ -181,18 +180,18 @@ def _made() -> Iterator[BaseEntry]:
 
 
 def _top_level(host: Path, name: str) -> Iterator[BaseEntry]:
-    """Yield a link into /usr as on the host, or an empty directory as the mount point of a directory of the host."""
+    """Yield a top-level path: a link into /usr as on the host, or else an empty directory as a mount point."""
     path = host / name
     if path.is_symlink():
         target = os.readlink(path)
-        if target.removeprefix("/").split("/")[0] in {"usr", *USR_LINKS}:  # also lib64 -> lib, a directory
+        if target.removeprefix("/").split("/")[0] in {"usr", *USR_LINKS}:  # also a link like lib64 -> lib
             yield BaseEntry(name, stat.S_IFLNK | 0o777, os.fsencode(target))
     elif path.is_dir():
         yield BaseEntry(name, stat.S_IFDIR | 0o755)
 
 
 def _copied(host: Path, name: str) -> Iterator[BaseEntry]:
-    """Yield a file or directory of the allow-list; follow a link to a directory only if the list names the link."""
+    """Yield the entries of an allow-listed path; follow a link to a directory only if the link is allow-listed."""
     path = host / name
     if path.is_dir() and not (path.is_symlink() and _shown(os.readlink(path), name)):
         for child in sorted(os.listdir(path)):
@@ -203,7 +202,7 @@ def _copied(host: Path, name: str) -> Iterator[BaseEntry]:
 
 
 def _single(path: Path, name: str) -> Iterator[BaseEntry]:
-    """Yield a file or link; replace a link by a copy of its target if the target is invisible in sandboxes."""
+    """Yield a file or link; replace a link by a copy of its target if the target does not exist in sandboxes."""
     if path.is_symlink() and _shown(os.readlink(path), name):
         yield BaseEntry(name, stat.S_IFLNK | 0o777, os.fsencode(os.readlink(path)))
     elif path.is_file() and not name.startswith("etc/alternatives/") and os.access(path, os.R_OK):

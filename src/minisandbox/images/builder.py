@@ -33,7 +33,7 @@ def build(
         recipe: the recipe.
         store: the store for the layers.
         name: the image's name; an earlier image of that name is replaced.
-        progress: called for each step as it starts and ends.
+        progress: called when each step starts and ends.
         mirrors: a directory of git repositories that are tried before the network; see :class:`Mirrors`.
 
     Returns:
@@ -44,7 +44,7 @@ def build(
         InterpreterNotFound: no interpreter of this machine satisfies the recipe.
         SourceError: the source cannot be fetched.
         PatchError: a patch does not apply.
-        BuildError: a step failed; its layer is not published, its log is kept.
+        BuildError: a step failed; its layer is not published, and its log is kept.
         IndexUnavailable: a step failed while the package index was unavailable.
         DiskFull: the disk is full; finished layers are kept.
         SandboxCreationError: this machine cannot create a sandbox.
@@ -73,13 +73,13 @@ def read_dockerfile(dockerfile: Path, context: Path, *, store: Store, options: B
         options: the stage, arguments, network and secrets.
 
     Returns:
-        The recipe. Its base may be another recipe, which represents another stage.
+        The recipe. Its base may be the recipe of another stage.
 
     Raises:
         InvalidValue: the file cannot be read.
-        DockerfileError: the Dockerfile is invalid or unsupported; the error names the line. Nothing has run.
+        DockerfileError: the Dockerfile is invalid or unsupported; the error names the line. No instruction has run.
         NotFound: a base image does not exist.
-        RegistryError: a registry does not deliver a base image.
+        RegistryError: a base image cannot be fetched from its registry.
         ImageRefused: a base image is malformed or hostile.
     """
     from minisandbox.images.dockerfile.evaluation import BuildOptions  # noqa: PLC0415 - loads a parser
@@ -95,7 +95,7 @@ class Maker:
     Attributes:
         session: the build session that all plans share.
         base: the entries of the base layer.
-        progress: called for each step as it starts and ends.
+        progress: called when each step starts and ends.
     """
 
     session: BuildSession
@@ -126,7 +126,7 @@ class Maker:
         def make(staging: Path) -> Made:
             self.session.cancellation.check()
             report(StepState.STARTED)
-            with store.hold(*step.below, *step.needs):  # keep a concurrent garbage collection from removing them
+            with store.hold(*step.below, *step.needs):  # protects the layers from concurrent garbage collection
                 layers, helper = tuple(map(store.layer_tree, step.below)), store.layer_tree(base_key(self.base))
                 log = store.log_path(step.key)
                 return step.make(StepContext(plan.name, step, layers, staging, log, self.session, helper))
@@ -139,7 +139,7 @@ class Maker:
             record, is_new = store.ensure_layer(
                 step.key, parent=parent, step=step.definition, make=make, on_wait=on_wait, stacked_with=step.below
             )
-        except UnfitTree as error:  # the step wrote these files, so report it like a failed command
+        except UnfitTree as error:  # caused by the step's files, so report a failed step
             raise BuildError(
                 f"what build step {step.name!r} of image {plan.name!r} wrote cannot be kept: {error.what}",
                 step=step.name,
@@ -176,7 +176,7 @@ def record_image(plan: ImagePlan, store: Store) -> Image:
     if plan.lock is not None:
         _check_lock(image, plan.lock)
     image = image_of(put_if_new(store, record), store)
-    store.remove_failure(plan.name)  # a complete image has no failure
+    store.remove_failure(plan.name)
     return image
 
 
@@ -193,7 +193,7 @@ def _notes(plan: ImagePlan, store: Store) -> dict[str, str]:
 
 
 def _check_lock(image: Image, lock: Lock) -> None:
-    """Check that the lock's versions are installed; the base layer may differ, as it comes from the machine's /etc."""
+    """Check that the image has the locked versions; ignore the base layer, which depends on the host's /etc."""
     old, new = lock.installed, lock_of(image.name, image.records()).installed
     lines = [
         f"{name}: {old.get(name, 'not there')} in the lock, {new.get(name, 'not there')} now"

@@ -1,4 +1,4 @@
-"""HTTP client for registries and package indexes, based on urllib: certificates, redirects, retries."""
+"""Send HTTP requests to registries and package indexes with urllib; handle certificates, redirects and retries."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ class HttpClient:
     """A client that opens URLs. Threads may share it.
 
     Args:
-        authorities: files with further trusted certificate authorities.
+        authorities: files with additional trusted certificate authorities.
         verify: whether certificates are verified.
         schemes: the URL schemes that redirects may lead to.
-        handlers: further urllib handlers, for example a ProxyHandler; by default the environment sets the proxies.
+        handlers: additional urllib handlers, for example a ProxyHandler. By default, environment variables set the
+            proxies.
     """
 
     def __init__(
@@ -166,7 +167,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 def _is_final(error: OSError | http.client.HTTPException | ValueError) -> bool:
     """Return whether another attempt would fail as well."""
     cause = getattr(error, "reason", error)
-    if type(error) is urllib.error.URLError and isinstance(cause, str):  # the address is invalid
+    if type(error) is urllib.error.URLError and isinstance(cause, str):  # the URL is invalid
         return True
     return isinstance(cause, ssl.SSLError | ValueError) or (
         isinstance(cause, OSError) and cause.errno in (-2, -5)  # netdb.h: EAI_NONAME, EAI_NODATA

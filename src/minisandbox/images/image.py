@@ -1,4 +1,4 @@
-"""Named images: stacks of layers in a store."""
+"""Load and list named images, which are stacks of layers in a store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from minisandbox.types import WORKDIR, ImageSpec, JSONValue
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 HOST_VARIABLES = (("LANG", "C.UTF-8"), ("PATH", DEFAULT_PATH))
-"""The variables of images that show the host's ``/usr``."""
+"""Environment variables of images that use the host's ``/usr``."""
 HOST_IMAGE = "host"
 
 
@@ -34,7 +34,7 @@ class Image:
         environment: variables that every command sees.
         workdir: the initial directory of commands.
         tests_layer: the key of the layer with the hidden tests, or None.
-        commit: the only commit of the image's repository; "" without a repository.
+        commit: the single commit of the image's repository; "" if the image has no repository.
         created: the time when the image was recorded, in seconds since the epoch.
         notes: facts shown to users, for example ``python`` and ``source``.
         store: the store of the layers.
@@ -87,7 +87,7 @@ class Image:
         """
         if self.tests_layer is None:
             return None
-        with self.store.hold(self.tests_layer):  # unpacks a frozen layer
+        with self.store.hold(self.tests_layer):  # unpacks the layer if it is frozen
             path = self.store.layer_tree(self.tests_layer) / "hidden"
         if path.is_symlink() or not path.is_dir():  # a symlink could expose any host directory
             raise StoreError(f"{path} is not a directory", reason="the layer is damaged", hint="build the image again")
@@ -104,7 +104,7 @@ class Image:
 
 
 def image_sizes(images: Sequence[Image]) -> dict[str, ImageSize]:
-    """Return the shared and unique sizes of images, by name.
+    """Return the unique bytes and the shared bytes of each image, by name.
 
     Args:
         images: the images; a layer is shared if several of these images contain it.
@@ -179,7 +179,7 @@ def archived(store: Store, reference: str) -> list[ImageRecord]:
 
 
 def is_reference(name: str) -> bool:
-    """Return whether a string can only be a reference, because it has characters that store names cannot have."""
+    """Return whether a string is a reference: it has characters that names of the store cannot contain."""
     return ":" in name or "/" in name
 
 
@@ -189,7 +189,7 @@ def list_images(store: Store) -> list[Image]:
 
 
 def host_image(store: Store, name: str = HOST_IMAGE) -> Image:
-    """Return the smallest image: the host's ``/usr`` and a generated ``/etc``.
+    """Return the minimal image, which consists of the host's ``/usr`` and a generated ``/etc``.
 
     Raises:
         DiskFull: there is no space for the base layer.
@@ -215,7 +215,7 @@ def make_base(store: Store, entries: tuple[BaseEntry, ...]) -> tuple[LayerRecord
 
 
 def put_if_new(store: Store, record: ImageRecord) -> ImageRecord:
-    """Record an image unless the store has an equal record; return the recorded one."""
+    """Record an image, unless the store already has an equal record; return the record in the store."""
     with suppress(NotFound):
         stored = store.image(record.name)
         if replace(stored, created=record.created) == record:

@@ -36,11 +36,11 @@ class ChainBase:
 
     Attributes:
         layers: the keys of the base's layers, bottom first.
-        key: the key that the first step's key is derived from.
+        key: the key from which the key of the first step is derived.
         environment: the variables that all steps see.
         workdir: the initial directory of commands.
         user: the user of the image's commands; "" for root.
-        own_root: whether the base has a complete root of its own, without the host's ``/usr``.
+        own_root: whether the base has a complete root file system, so that the host's ``/usr`` is not mounted.
         config: the run configuration of a container image.
         notes: facts shown to users.
     """
@@ -63,9 +63,10 @@ class ImagePlan:
         name: the image's name.
         base: the base, with the environment, workdir, user and configuration of the finished image.
         steps: the steps on top of the base, bottom first.
-        side_steps: steps whose layers are no part of the image: hidden tests, and other stages that steps copy from.
+        side_steps: steps whose layers do not belong to the image: hidden tests, and stages that steps copy from.
         tests: the key of the layer of hidden tests, or None.
-        content: the hash of all inputs of the image's content, independent of how layers are stacked.
+        content: a hash of all inputs of the image's content; it does not depend on how the content is split into
+            layers.
         lock: the lock that the finished image must match, or None.
     """
 
@@ -83,11 +84,11 @@ class ImagePlan:
         return (*self.base.layers, *(step.key for step in self.steps))
 
     def all_steps(self) -> Iterator[BuildStep]:
-        """Yield every step after the steps that it needs."""
+        """Yield all steps in an order in which each step comes after its dependencies."""
         waiting = list(self.side_steps)
         pending = {step.key for step in (*self.steps, *waiting)}
         for step in self.steps:
-            # run side steps early: steps copy from other stages, and a missing hidden test should be reported soon
+            # Run side steps early: steps copy from other stages, and a missing hidden test should be reported soon.
             while ready := [side for side in waiting if pending.isdisjoint((*side.below, *side.needs))]:
                 waiting.remove(ready[0])
                 pending.discard(ready[0].key)
@@ -99,7 +100,7 @@ class ImagePlan:
 
 @dataclass(slots=True)
 class Planner:
-    """Plans images in one thread; examines interpreters, sources and bases that images share only once.
+    """Plans images; interpreters, sources and bases that several images share are examined once. Not thread-safe.
 
     Attributes:
         store: the store for the layers.
@@ -124,7 +125,7 @@ class Planner:
             return self._once("/etc", base_entries)
 
     def platform(self) -> str:
-        """Return the key that the first step's key is derived from."""
+        """Return the platform's key, from which the key of the first step is derived."""
         with store_faults("read the host's os-release"):
             return self._once("os-release", platform_key)
 
@@ -154,7 +155,7 @@ class Planner:
     ) -> None:
         """Pull the missing container images of recipes in parallel; see :func:`.prefetch.pull_all`.
 
-        If an image cannot be pulled, planning a recipe that needs the image raises the error.
+        If a pull fails, its error is raised later, by planning a recipe that needs the image.
 
         Raises:
             DiskFull: the images do not fit into the store.
@@ -169,7 +170,7 @@ class Planner:
             self._failures |= pulled.failures
 
     def container(self, base: r.OciBase) -> Image:
-        """Return a container image from the store; if it is missing, pull it. A local archive is always read again.
+        """Return a container image from the store, or pull it. A local archive is always read, because it may change.
 
         Raises:
             MiniSandboxError: the pull failed; see :func:`minisandbox.images.pull`.
@@ -183,7 +184,7 @@ class Planner:
                 self._images[base] = stored(self.store, base.reference, base.platform) or pull(
                     base.reference, store=self.store, platform=base.platform or None
                 )
-            except RegistryError as error:  # the user may mean an image that is not built yet
+            except RegistryError as error:  # the reference may name an image that is not built yet
                 raise error.about(base.reference)  # noqa: B904 - it is the same error
         return self._images[base]
 
@@ -206,7 +207,7 @@ class Planner:
         return replace(plan, side_steps=tuple(self._needed_side_steps(plan)))
 
     def _needed_side_steps(self, plan: ImagePlan) -> Iterator[BuildStep]:
-        """Return the side steps that missing layers need; skip those that only existing layers need."""
+        """Return the side steps that a build needs: layers that already exist do not need their side steps."""
         by_key = {step.key: step for step in (*plan.side_steps, *plan.steps)}
         pending, needed = [*(step.key for step in plan.steps), *filter(None, [plan.tests])], set()
         while pending:
@@ -245,11 +246,11 @@ class Planner:
         return chain
 
     def stage(self, recipe: r.Recipe) -> Chain:
-        """Return the chain of a stage that steps copy from. Plan each stage once, because planning hashes its files."""
+        """Return the chain of a stage that steps copy from; plan it only once, because planning hashes files."""
         return self._once(id(recipe), lambda: (recipe, self.chain("", recipe)))[1]
 
     def chain_base(self, base: r.HostBase | r.OciBase | r.ScratchBase) -> ChainBase:
-        """Return the start of a chain of steps for a base."""
+        """Return the start of a chain of steps on top of a base."""
         if isinstance(base, r.HostBase):
             return ChainBase((base_key(self.base()),), self.platform(), HOST_VARIABLES)
         if isinstance(base, r.OciBase):
@@ -270,12 +271,12 @@ class Planner:
         return ChainBase((key,), step_key(None, {"kind": "scratch"}), (("PATH", DEFAULT_PATH),), own_root=True)
 
     def described(self, source: r.Source, key: str) -> str:
-        """Return the description that ``git describe`` derives from a commit's last tag, or "".
+        """Return the output of ``git describe`` for a source's commit, or "".
 
         Args:
             source: the source; only a git source has a description.
-            key: the key of the source's layer, which records the description. Before the layer exists, the local
-                repositories are read.
+            key: the key of the source's layer, whose record has the description. If the layer does not exist, read
+                the local repositories.
         """
         if not isinstance(source, r.GitSource):
             return ""
@@ -300,7 +301,7 @@ class Chain:
     interpreter: Interpreter | None = None
     source: r.Source | None = None
     source_step: BuildStep | None = None
-    key: str = field(init=False)  # the next step's key is derived from it
+    key: str = field(init=False)  # the next step's key is derived from this key
 
     def __post_init__(self) -> None:
         self.key = self.base.key
@@ -380,7 +381,7 @@ class Chain:
                 self._cut(step)
 
     def origin(self, base: r.OciBase | r.StageBase) -> tuple[str, tuple[str, ...]]:
-        """Plan the image or stage that a Dockerfile copies from, with side steps; return its key and layers."""
+        """Plan an image or stage to copy from, and add its steps as side steps; return its key and layers."""
         if isinstance(base, r.OciBase):
             chain_base = self.planner.chain_base(base)
             return chain_base.key, chain_base.layers
@@ -398,7 +399,7 @@ class Chain:
             self.source_step = self._add_shared(self._source(source))
 
     def _cut(self, step: r.CutHistory) -> None:
-        """Add the steps that create a single commit from the source's files, or from the base's repository."""
+        """Add the steps that turn the source's files, or the image's repository, into a single commit."""
         if isinstance(self.source, r.ImageSource):
             self._add(build_steps.image_task_step(step, self.source.commit, self.workdir))
             return
@@ -426,7 +427,7 @@ class Chain:
         return build_steps.git_step(source, mirrors, self.recipe.step_timeout, self.workdir)
 
     def _add(self, step: BuildStep) -> None:
-        """Add a step on top."""
+        """Add a step on top of the chain."""
         self._append(self._placed(step))
 
     def _add_shared(self, step: BuildStep, parent: BuildStep | None = None) -> BuildStep:
@@ -443,12 +444,12 @@ class Chain:
         self._add_manual_layer()
 
     def _add_manual_layer(self) -> None:
-        """Add the layer that a user made by hand on top of the last step, if there is one."""
+        """Add the layer that a user created by hand on top of the last step, if there is such a layer."""
         if (layer := self.manual_layers.get(self.layers[-1])) is not None:
             self._append(replace(self._placed(manual_step(self.name, layer)), key=layer))
 
     def _placed(self, step: BuildStep) -> BuildStep:
-        """Return a step with its position on top of the chain, without adding it."""
+        """Return a step with the key and settings for its position on top of the chain, without adding the step."""
         return replace(
             step, key=step_key(self.key, step.definition), below=self.layers, environment=self.variables,
             timeout=self.recipe.step_timeout, own_root=self.base.own_root, workdir=self.workdir,

@@ -1,4 +1,4 @@
-"""Progress events of builds."""
+"""Describe the progress of builds by events."""
 
 from __future__ import annotations
 

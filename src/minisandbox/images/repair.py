@@ -1,7 +1,7 @@
-"""Repair a failed build by hand: open the layers below the failed step, and keep the changes as a further layer.
+"""Repair a failed build by hand: open a sandbox before the failed step, and keep the changes as an extra layer.
 
-The store records the layer for the image and the layer below. The next build of the image inserts it there and builds
-the following steps on top of it, as long as the layers below do not change.
+The store records the extra layer for the image, with the key of the layer below. The next build of the image inserts it
+there, and builds the following steps on top of it, unless the layers below have changed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SETTLING = 600.0
 
 @dataclass(slots=True)
 class Repair:
-    """A failed build, open for repair by hand.
+    """A failed build that a user repairs in a sandbox.
 
     Attributes:
         store: the store of the layers.
@@ -52,11 +52,11 @@ class Repair:
         """Stop the sandbox and publish its writes as a layer, which the next build of the image uses.
 
         Raises:
-            CommandFailed: the script that finishes every step failed.
+            CommandFailed: the script that runs at the end of every step failed.
             StoreError: the layer cannot be published.
         """
         image, parent = self.failure.image, self.failure.layers[-1]
-        if not self.failure.own_root:  # container images may lack bash, and need no uniform times
+        if not self.failure.own_root:  # container images may lack bash, and keep their mtimes
             settle = step_script("by_hand", "install_settle", WORKDIR=self.failure.workdir)
             self.box.exec(["bash", "-c", settle], cwd="/", timeout=_SETTLING).check()
         self.box.stop()
@@ -142,7 +142,7 @@ def images_by_hand(store: Store) -> list[str]:
 
 
 def manual_step(image: str, layer: str) -> BuildStep:
-    """Return the build step of a layer made by hand; building the step fails, because the store must have the layer."""
+    """Return the build step of a layer made by hand. Its layer cannot be built, so it must exist in the store."""
 
     def make(_: StepContext) -> Made:
         raise BuildError(

@@ -1,4 +1,4 @@
-"""Run a build step in a sandbox that writes to the store's disk, and explain failures."""
+"""Run a build step in a sandbox that writes its layer to the store's disk, and explain failures."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _PROCESSES, _OPEN_FILES = 8192, 65536
 _TAIL_LINES = 20
 _COMPLAINTS = 3
 _NEARLY_FULL, _ROOMY = 64 * MiB, GiB
-"""Free bytes below which a failed step is reported as a full disk: in any case, and if its output reports one."""
+"""Report a failed step as a full disk below these free bytes: always, or if the output mentions a full disk."""
 _NO_SPACE = ("No space left on device", "Disk quota exceeded")
 LEAST_READING = 60.0
-"""Minimum seconds for reading a step's files, so that a quick step does not time out on a busy machine."""
+"""Minimum timeout in seconds for reading a step's files, which can take longer than the step on a busy machine."""
 _REASONS = (
     (r"No space left on device", "a file system in the build sandbox is full"),
     (r"Disk quota exceeded", "the quota of the files' owner is used up"),
@@ -66,17 +66,17 @@ class SandboxRun:
     """Commands to run in one sandbox, and the files, mounts and network that they need.
 
     Attributes:
-        commands: the commands, run one after the other.
+        commands: the commands, which run one after the other.
         files: (name in ``/tmp/build``, content) of each input file.
         mounts: host directories and files that the commands see.
         environment: variables for this step only.
         index: the visible files of the package index; None for no package index.
         host: whether the commands use the host's network.
-        facts: names of files in ``/tmp/build`` whose text is kept in the layer's record.
+        facts: names of files in ``/tmp/build`` whose text becomes a fact in the layer's record.
         patch: the patch's name in errors.
         patch_note: the likely reason if the patch does not apply.
-        tools: whether the commands are MiniSandbox's own tools. If so, they run in a sandbox with the host's ``/usr``,
-            which has the image's root mounted at :data:`IMAGE`, so the image needs no programs.
+        tools: whether the commands are MiniSandbox's own tools. They run in a sandbox with the host's ``/usr`` and
+            with the image's root mounted at :data:`IMAGE`, so the image itself needs no programs.
     """
 
     commands: tuple[Command, ...]
@@ -98,14 +98,14 @@ class BuildStep:
     Attributes:
         name: the name of the step in messages and logs.
         definition: all inputs that the result depends on; hashed into the step's key.
-        make: called with the step's context to write the files of the layer.
+        make: writes the files of the layer; called with the step's context.
         detail: details for users.
         needs: the keys of further layers that must exist before the step runs.
         key: the key of the resulting layer.
         below: the keys of the layers that the step sees, bottom first; empty for a step without layers below.
         environment: the variables that earlier steps set.
         timeout: the step's timeout in seconds.
-        own_root: whether the layers contain a complete root, so that the host's ``/usr`` is not mounted.
+        own_root: whether the layers contain a complete root file system, so that the host's ``/usr`` is not mounted.
         user: the user of the step's commands; "" for root.
         workdir: the initial directory of the step's commands.
     """
@@ -132,7 +132,7 @@ class BuildSession:
         store: the store for the layers.
         index: the package index for the steps.
         memory: the memory limit of one step in bytes; None for no limit.
-        cancellation: cancels the build: running steps are killed, and their layers are not published.
+        cancellation: cancels the build; then running steps are killed, and their layers are not published.
     """
 
     store: Store
@@ -152,7 +152,7 @@ class StepContext:
         staging: an empty directory on the store's disk.
         log: the file for the output.
         session: the shared state of the build.
-        helper: the root of the sandbox that MiniSandbox's own tools run in.
+        helper: the tree of the base layer, the root of the sandbox in which MiniSandbox's own tools run.
     """
 
     image: str
@@ -200,10 +200,10 @@ def _network_access(context: StepContext, run: SandboxRun) -> Iterator[tuple[Ste
         try:
             yield host_access(url, host_settings(), step) if run.host else index_access(url), served
         except BuildError as error:
-            if served.full is not None:  # the removed partial download freed space, so the disk no longer looks full
+            if served.full is not None:  # removing the partial download has freed space again
                 raise served.full from error
             error.reason = "\n".join(filter(None, (*_index_reasons(served), error.reason))) or None
-            if served.failed is not None:  # the step may have failed only for this reason
+            if served.failed is not None:  # the index may be the only cause of the failure
                 raise IndexUnavailable(
                     f"build step {step!r} of image {context.image!r} failed while the package index did",
                     reason=error.reason,
@@ -226,7 +226,7 @@ def _run_in_sandbox(context: StepContext, run: SandboxRun, access: StepAccess) -
         _write_files(box, context, run)
         _run_commands(box, context, replace(run, environment={**access.environment, **run.environment}))
         facts = {name: box.files.read_text(BUILD / name).strip() for name in run.facts}
-    # limit the time for reading the step's files: untrusted code decides their number and size
+    # Limit the time for reading the files, because untrusted code determines their number and size.
     return Made(upper / "tree", facts, patience=max(context.step.timeout, LEAST_READING))
 
 
@@ -266,10 +266,10 @@ def build_sandbox(
         limits: the limits of the sandbox.
         network: the network of the sandbox.
         mounts: host directories and files that the sandbox sees.
-        upper: the directory for the sandbox's writes; None if one of the mounts has the upper directory.
+        upper: the overlay upper directory for the sandbox's writes; None if one of the mounts has it.
         environment: the complete environment of commands; None for the defaults and the image's variables.
-        pretend_owners: whether changes of file owners report success without any effect.
-        keep_tmp: whether /tmp is also written to ``upper``.
+        pretend_owners: whether chown(2) succeeds without any effect.
+        keep_tmp: whether files in /tmp are also written to ``upper``, instead of to a tmpfs.
         tmpfs: tmpfs mounts, at paths without a leading slash.
 
     Raises:
@@ -305,7 +305,7 @@ def build_limits(memory: int | None) -> Limits:
 
 
 def _write_files(box: Sandbox, context: StepContext, run: SandboxRun) -> None:
-    if run.tools or not context.step.own_root:  # the /tmp of a container image is part of its layers
+    if run.tools or not context.step.own_root:  # in a container image, /tmp belongs to the layer
         box.files.mkdir(BUILD)
     for name, content in run.files:
         box.files.write_bytes(BUILD / name, content)
@@ -383,8 +383,8 @@ def _likely_reason(result: ExecResult, tail: str, context: StepContext, run: San
 def _lacked_space(context: StepContext, output: str) -> bool:
     """Return whether the step failed because the store's disk is full.
 
-    Few programs report a full disk (tar does not), so the free space decides. If the output reports a full disk, a
-    higher threshold applies, because the program may have removed its files before it exited, as pip does.
+    Few programs report a full disk (tar does not), so the free space decides. If the output mentions a full disk, a
+    higher threshold applies, because programs like pip remove their files before they exit.
     """
     is_reported = any(message in output for message in _NO_SPACE)
     with store_faults(f"look for space for build step {context.step.name!r}"):

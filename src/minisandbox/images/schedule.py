@@ -94,20 +94,20 @@ def build_all(
 ) -> Built:
     """Build the images of many recipes; run steps that images share only once.
 
-    A failed image does not affect the others. An exception that interrupts the call, for example the KeyboardInterrupt
-    of Ctrl-C, kills the running steps. Finished layers are kept and incomplete layers are never published, so calling
-    the function again resumes the build.
+    A failed image does not affect the others. An exception that interrupts the call, for example KeyboardInterrupt,
+    kills the running steps. Finished layers are kept, and incomplete layers are never published, so that another call
+    resumes the build.
 
     Args:
-        recipes: functions that return the recipes, by image name.
+        recipes: for each image name, a function that returns the recipe.
         store: the store for the layers.
         budget: the resources of this machine that builds may use; by default one job per CPU.
-        progress: called for each step as it starts and ends, by several threads.
-        on_remaining: called by several threads with a description of the remaining pulls and steps; "" if nothing
+        progress: called from several threads when each step starts and ends.
+        on_remaining: called from several threads with a description of the remaining pulls and steps; "" if nothing
             remains.
-        on_image: called for each image as soon as it is complete; cached images come first.
-        note: called with the size of the container images to be pulled, and with the reason of waits for a registry.
-        retry_failed: whether to retry steps with the key of a step that failed in an earlier build.
+        on_image: called for each image as soon as it is complete, first for cached images.
+        note: called with the size of the container images to pull, and with the reason for each wait for a registry.
+        retry_failed: whether to retry steps that failed in an earlier build with the same key.
         mirrors: a directory of git repositories that are tried before the network.
         cancellation: cancels the build from another thread.
 
@@ -156,7 +156,7 @@ class _Outcomes:
             try:
                 evaluated[name] = recipe()
             except MiniSandboxError as error:
-                self.failures[name] = copy(error).about(name)  # images with one source get the same error object
+                self.failures[name] = copy(error).about(name)  # copy, as images may share the error object
         return evaluated
 
     def plan(self, recipes: Mapping[str, Buildable], planner: Planner) -> dict[str, ImagePlan]:
@@ -166,7 +166,7 @@ class _Outcomes:
             try:
                 plans[name] = plan = planner.plan(name, recipe)
             except MiniSandboxError as error:
-                self.failures[name] = copy(error).about(name)  # images with one source get the same error object
+                self.failures[name] = copy(error).about(name)  # copy, as images may share the error object
             else:
                 if all(map(self._store.has_layer, {*plan.layers, *(step.key for step in plan.all_steps())})):
                     self.record(plan)
@@ -218,13 +218,14 @@ class _Graph:
         self.seconds: dict[str, float] = dict.fromkeys(plans, 0.0)
         self._maker, self._plans, self._workers = maker, plans, workers
         self._store = maker.session.store
-        self._missing: Counter[str] = Counter()  # by image, the number of missing layers
+        self._missing: Counter[str] = Counter()  # number of missing layers, by image
         self._on_remaining = on_remaining or (lambda _: None)
         self._earlier_failures = {} if retry_failed else {failure.key: failure for failure in self._store.failures()}
         self._outcomes: queue.SimpleQueue[tuple[str, LayerRecord | BaseException]] = queue.SimpleQueue()
         self._nodes: dict[str, _Node] = {}
-        self._needs: dict[str, list[str]] = {}  # by image, the keys of its nodes
-        self._demand: Counter[str] = Counter()  # by key, the number of images that need the layer and have not failed
+        # Keys of the missing layers by image, and numbers of images that still need a layer by key.
+        self._needs: dict[str, list[str]] = {}
+        self._demand: Counter[str] = Counter()
         for plan in plans.values():
             self._add(plan)
         nodes = enumerate(self._nodes.items())
@@ -251,7 +252,7 @@ class _Graph:
             self._needs.setdefault(plan.name, []).append(step.key)
 
     def run(self, on_image: Callable[[ImagePlan], None]) -> None:
-        """Build all layers that can be built.
+        """Build all layers, except those above a failed step.
 
         Args:
             on_image: called for each image as soon as all of its layers exist.
@@ -267,13 +268,13 @@ class _Graph:
                     running.add(key)
                     threading.Thread(target=self._make, name="build", args=(key,), daemon=True).start()
                 with suppress(queue.Empty):
-                    key, outcome = self._outcomes.get(timeout=1.0)  # the timeout lets the loop notice a cancellation
+                    key, outcome = self._outcomes.get(timeout=1.0)  # wake up regularly to check for a cancellation
                     running.discard(key)
                     for plan in self._end(key, outcome):
                         on_image(plan)
                     self._report()
                 cancellation.check()
-        except BaseException:  # mostly Ctrl-C: kill the running steps before the caller continues
+        except BaseException:  # also on Ctrl-C, kill the running steps first
             cancellation.cancel()
             with suppress(queue.Empty):
                 while running:
@@ -281,7 +282,7 @@ class _Graph:
             raise
 
     def _next(self) -> str | None:
-        """Return the ready layer that most images need; None if no layer is ready."""
+        """Return the key of the ready layer that most images need; None if no layer is ready."""
         while self._ready:
             if (key := heapq.heappop(self._ready)[2]) in self._open:
                 self._open.discard(key)
@@ -289,7 +290,7 @@ class _Graph:
         return None
 
     def _make(self, key: str) -> None:
-        """Build a layer and queue the result; the body of a step's thread."""
+        """Build a layer and put the result into the queue. Runs in the step's own thread."""
         node = self._nodes[key]
         try:
             if (failure := self._earlier_failures.get(key)) is not None:
@@ -319,7 +320,7 @@ class _Graph:
     def _fail(self, key: str, error: MiniSandboxError) -> None:
         node = self._nodes[key]
         for name in node.names:
-            image_error = copy(error)  # name this image in the error, not the image whose plan ran the step
+            image_error = copy(error)  # replace the name of the image for which the step ran
             image_error.what = image_error.what.replace(f"image {node.plan.name!r}", f"image {name!r}")
             if key not in self._earlier_failures:
                 note_failure(self._store, self._plans[name], node.step, image_error)
@@ -328,7 +329,7 @@ class _Graph:
                 self._give_up(name)
 
     def _give_up(self, name: str) -> None:
-        """Drop the layers that no other image needs any more, after an image has failed."""
+        """Drop the layers that only this failed image needs."""
         for key in self._needs[name]:
             self._demand[key] -= 1
             if not self._demand[key] and key in self._open:
@@ -341,13 +342,14 @@ class _Graph:
 
 
 class Building:
-    """A running :func:`build_all` in a daemon thread, which starts at construction.
+    """A :func:`build_all` call in a daemon thread, which starts at construction.
 
     The arguments are those of :func:`build_all`, and ``backend``, the backend of the images' sandboxes.
 
     Attributes:
-        images: futures of the images, by name. A future gets its image as soon as the image is complete. A failed image
-            gets its error once all other images are done: a :class:`.CancelledError` after a cancellation.
+        images: futures of the images, by name. A future gets its image as soon as the image is complete. If the image
+            fails, the future gets the error after the whole build has ended, or a :class:`.CancelledError` if the
+            build was cancelled.
     """
 
     def __init__(
@@ -363,7 +365,7 @@ class Building:
     ) -> None:
         self.images: dict[str, Future[Image]] = {name: Future() for name in recipes}
         for future in self.images.values():
-            future.set_running_or_notify_cancel()  # futures are shared, so no caller may cancel them
+            future.set_running_or_notify_cancel()  # forbid Future.cancel(), because several callers share a future
         self._cancellation = Cancellation()
 
         def make() -> Built:

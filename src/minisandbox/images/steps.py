@@ -1,4 +1,4 @@
-"""Translate the steps of a recipe into build steps: the inputs of each key, and the commands of each sandbox."""
+"""Translate the steps of a recipe into build steps, with the inputs of their keys and the commands to run."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from minisandbox.types import JSONValue
 
 ENVIRONMENT = "/opt/miniconda3/envs/testbed"
 DESCRIBED = "described"
-"""The fact of a source's layer that holds the ``git describe`` output for its commit."""
+"""Name of the fact of a source layer with the ``git describe`` output for its commit."""
 MERGED = "merged"
-"""The fact of a source's layer that lists the submodules whose files are in the layer, one path per line."""
+"""Name of the fact of a source layer that lists the submodules whose files are in the layer, one path per line."""
 UV_MINIMUM = (3, 8)
 
 _MODULES = ("zlib", "ssl", "hashlib", "sqlite3", "ctypes", "bz2", "lzma", "readline", "curses", "pip")
@@ -154,7 +154,7 @@ def git_step(source: r.GitSource, mirrors: Mirrors, timeout: float, workdir: Pur
 
 
 def _left_submodules_empty(store: Store, key: str) -> bool:
-    """Return whether a layer was built by an earlier version of MiniSandbox, which left all submodules empty."""
+    """Return whether a layer exists and was built by an old version of MiniSandbox, which left submodules empty."""
     facts = store.layer(key).facts if store.has_layer(key) else {}
     return bool(facts.get("submodules")) and MERGED not in facts
 
@@ -238,7 +238,7 @@ def install_step(step: r.Install, interpreter: Interpreter | None, described: st
 
 
 def plain_install_steps(step: r.Install, workdir: PurePosixPath) -> Iterator[BuildStep]:
-    """Yield the steps that run a recipe's install commands in an image that may have only a shell."""
+    """Yield the steps that run a recipe's install commands in a container image, which may have only a shell."""
     definition: dict[str, JSONValue] = {
         "kind": "install", "commands": list(step.commands), "environment": dict(step.environment),
         "workdir": str(workdir), "network": step.network, **_pinned(step.index),
@@ -252,7 +252,7 @@ def plain_install_steps(step: r.Install, workdir: PurePosixPath) -> Iterator[Bui
 
 
 def task_step(step: r.CutHistory, source: Callable[[], Path], workdir: PurePosixPath) -> BuildStep:
-    """Return the step that prepares the agent's repository: patch applied, hidden files removed, one commit.
+    """Return the step that prepares the agent's repository: apply the patch, remove hidden files, create one commit.
 
     Args:
         step: the patch and hidden files.
@@ -298,7 +298,7 @@ def image_task_step(step: r.CutHistory, commit: str, workdir: PurePosixPath) -> 
 
 
 def tests_step(step: r.HiddenTests, workdir: PurePosixPath) -> BuildStep:
-    """Return the step that creates the tests layer."""
+    """Return the step that creates the layer of hidden tests."""
     definition: dict[str, JSONValue] = {"kind": "tests", "test_patch": step.test_patch}
     return _patched(definition, step.hidden, workdir, lambda: SandboxRun(()), "tests")
 
@@ -316,7 +316,7 @@ def _patched(
         definition: the inputs of the step's key except the script and the hidden files; it contains the patch.
         hidden: paths of the hidden files in the repository.
         workdir: the repository's directory.
-        prepare: returns the run without its command and files.
+        prepare: returns a :class:`SandboxRun` without commands and files.
         scripts: names of the script's parts.
     """
     is_tests = "test_patch" in definition
@@ -338,7 +338,7 @@ def _patched(
 def _sandboxed(
     name: str, definition: Mapping[str, JSONValue], prepare: Callable[[Path], SandboxRun], detail: str = ""
 ) -> BuildStep:
-    """Return a step that runs in a sandbox; ``prepare`` returns its commands for a staging directory."""
+    """Return a step that runs in a sandbox; ``prepare`` returns its commands, given a staging directory."""
     return BuildStep(name, definition, lambda context: run_step(context, prepare(context.staging)), detail)
 
 
@@ -363,7 +363,7 @@ def _bash(title: str, script_text: str) -> Command:
 
 
 def _recipe_command(command: str) -> Command:
-    """Return the shell command for a recipe's command: stop at the first error, and merge stderr into stdout."""
+    """Return the shell command for a recipe's command; it stops at the first error and merges stderr into stdout."""
     return _bash(command.strip(), f"set -e\nexec 2>&1\n{command}\n")
 
 
@@ -387,7 +387,7 @@ def _pinned(index: IndexView) -> dict[str, JSONValue]:
 
 
 def _without_cuda(step: r.InstallRequirements) -> r.InstallRequirements:
-    """Return the step's requirements for its PyTorch backend; drop the backend if a complete list has no PyTorch."""
+    """Adapt requirements to the PyTorch backend; drop the backend if a complete list of requirements has no PyTorch."""
     if not step.index.torch_backend:
         return step
     if names_torch(step.requirements + step.overrides):
@@ -401,7 +401,7 @@ def _modern(interpreter: Interpreter) -> bool:
 
 
 def _importable(interpreter: Interpreter) -> tuple[str, ...]:
-    """Return the modules based on host libraries that the interpreter can import; its copy must import them too."""
+    """Return the importable modules that need libraries of the host; a copy of the interpreter must import them too."""
     code = (
         "import sys\nfor name in sys.argv[1:]:\n try:\n  __import__(name)\n  print(name)\n except Exception:\n  pass\n"
     )
@@ -425,7 +425,7 @@ def system_step(step: InstallSystem) -> BuildStep:
     """Return the step that installs packages of the host's distribution with apt-get.
 
     Raises:
-        HostError: this machine has no apt, or this user's sandboxes cannot write below ``/usr``.
+        HostError: this machine has no apt, or sandboxes of this user cannot write below ``/usr``.
     """
     script_text = script("system_apt", RANK=str(RANKS.index("system")))
     definition: dict[str, JSONValue] = {
@@ -463,7 +463,7 @@ def _check_host(packages: tuple[str, ...]) -> None:
 
 
 def _system_entries(name: str) -> bytes:
-    """Return the host's system users or groups without personal accounts, because installed packages need them."""
+    """Return the lines of the host's system users or groups, which packages need, without personal accounts."""
     lines = []
     for line in Path("/etc", name).read_text("utf-8", "replace").splitlines():
         fields = line.split(":")

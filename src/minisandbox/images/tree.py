@@ -1,4 +1,4 @@
-"""Read the files of an image on the host: merge its layers, and resolve links inside the image, never outside."""
+"""Read the files of an image on the host: merge its layers, and resolve links within the image only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_LINKS = 40  # path_resolution(7)
 
 
 class LinkError(Exception):
-    """A path is missing, leads out of its tree, or contains a cycle of links."""
+    """A path cannot be resolved: it is missing, leads out of its tree, or contains a cycle of links."""
 
 
 class FileTree(Protocol):
@@ -27,7 +27,7 @@ class FileTree(Protocol):
         """Return whether a ``..`` above the root is an error; in an image, the parent of the root is the root."""
 
     def status(self, path: Parts) -> os.stat_result | None:
-        """Return the status of a path without links in its parent directories; None if it is missing."""
+        """Return the status of a path, or None if it is missing. Its parent directories must not be links."""
 
     def names(self, path: Parts) -> list[str]:
         """Return the names in a directory, sorted."""

@@ -1,6 +1,6 @@
 """Write the layers of COPY, ADD and WORKDIR.
 
-Links in a destination are resolved within the image's layers. The host's kernel never follows a link of the image.
+Links in a destination path are resolved within the image's layers. The kernel never follows a link of an image.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from minisandbox.store.blobs.tarstream import DIRECTORY, FILE, HARD_LINK, LINK, 
 from minisandbox.store.blobs.unpack import Unpacked, unpack_members
 
 MADE = 1_577_836_800 * 10**9
-"""The modification time of files without a source: the start of 2020. zip(1) and wheels reject times before 1980."""
+"""The mtime of files without a source: the start of 2020. An mtime of 0 would fail with zip(1) and wheels."""
 _CHUNK = 1 << 20
 _MOST_TAR = 64 << 30
 _MOST_FILE = 16 << 20
@@ -64,7 +64,7 @@ def copy_layer(
     try:
         owner = find_owner(copy.owner, below) if copy.owner else None
     except ValueError as error:
-        if copy.sources or copy.documents:  # for WORKDIR, engines fall back to root
+        if copy.sources or copy.documents:  # if the user of a WORKDIR is unknown, engines use root
             refuse(copy, str(error), "make the user in a RUN before, or give numbers")
     if keep_owners and max(owner or (0,)) > (largest_id := last_id()):
         refuse(copy, f"this process's sandboxes have no ids above {largest_id}", f"give an id up to {largest_id}")
@@ -73,7 +73,7 @@ def copy_layer(
 
 
 class _CopiedTree:
-    """The image together with the files extracted so far, which replace links of the image."""
+    """The image's file tree, in which files that are already extracted hide the image's files and links."""
 
     def __init__(self, image: FileTree) -> None:
         self.closed = False
@@ -86,7 +86,7 @@ class _CopiedTree:
 
 
 class _Members:
-    """Yields the files of a COPY as tar members, with the interface of :class:`.TarReader`."""
+    """Iterator over the files of a COPY as tar members, with the interface of :class:`.TarReader`."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class _Members:
         refuse(self._copy, f"{prefix}{reason}")
 
     def content(self) -> Iterator[bytes]:
-        """Return an iterator over the content of the last member."""
+        """Yield the content of the member that was yielded last."""
         return self._content
 
     def __iter__(self) -> Iterator[Member]:
@@ -127,7 +127,7 @@ class _Members:
             yield from self._members(source, root, is_single=is_single)
 
     def _is_folder(self, root: Parts) -> bool:
-        """Return whether the destination is a directory, because it exists or has to be created as one."""
+        """Return whether the destination is an existing directory, or must be created as a directory."""
         copy = self._copy
         status = self._image.status(root)
         exists = status is not None and stat.S_ISDIR(status.st_mode)
@@ -223,14 +223,14 @@ class _Members:
                 if member.kind == HARD_LINK:
                     target = _parts(reader, member, member.target)
                     member.target = _name((*root, *target))
-                if path == root and member.kind == DIRECTORY:  # the destination already exists
+                if path == root and member.kind == DIRECTORY:  # keep the metadata of the destination
                     continue
                 yield from self._folders(path[:-1])
                 tree.paths.add(path)
                 self._written.add(path)
                 self._content = reader.content()
                 yield self._owned(replace(member, name=_name(path)))
-            # like engines, ignore all data after the archive's end
+            # Like engines, ignore data after the end of the archive.
 
     def _destination_in(self, tree: _CopiedTree, reader: TarReader, member: Member, root: Parts) -> Parts:
         """Return the destination of an archive's member; its parent directories may be links in the image."""
@@ -259,8 +259,8 @@ def _name(path: Parts) -> bytes:
 def find_owner(owner: str, image: FileTree) -> tuple[int, int]:
     """Return the user and group ids of ``[USER][:[GROUP]]`` in an image, as BuildKit does.
 
-    Without a group, a named user has the group of its line in ``/etc/passwd``, and a numeric id has the same number as
-    its group. Without a user, the user is root.
+    The default group is the user's group in ``/etc/passwd``; for a numeric user, it is the group with the same number.
+    The default user is root.
 
     Raises:
         ValueError: the image has no user or group of that name, or the number is too large.

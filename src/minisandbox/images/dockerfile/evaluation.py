@@ -1,7 +1,7 @@
 """Evaluate a parsed Dockerfile into a recipe: expand arguments and variables, and resolve stages.
 
-The evaluation follows the Dockerfile reference (docs.docker.com/reference/dockerfile). If the reference is silent, it
-follows BuildKit.
+The evaluation follows the Dockerfile reference (docs.docker.com/reference/dockerfile). Details that the reference
+leaves open follow BuildKit.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from minisandbox.types import JSONValue, Network
 
 _T = TypeVar("_T", str, list[str])
 PIPES = "/dev/pipes"
-"""The directory of a here-document that a RUN executes, as in BuildKit."""
+"""The directory to which a RUN's here-document is written as a script, as in BuildKit."""
 PROXIES = tuple(
     name
     for upper in ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY")
     for name in (upper, upper.lower())
 )
-"""Arguments that a RUN sees without an ARG instruction, and that do not enter the cache key."""
+"""Build arguments that a RUN sees without an ARG instruction, and that are left out of the cache key."""
 TIMEOUT = 7200.0
 """The default timeout of one RUN in seconds."""
 _SHELL = ("/bin/sh", "-c")
@@ -49,14 +49,14 @@ _REMOTE = re.compile(r"(?:https?|ftp|git|ssh)://|git@[\w.-]+:", re.IGNORECASE)
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]*)?)(ns|us|µs|ms|s|m|h)")
 _UNITS = {"ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9, "m": 60e9, "h": 3600e9}
 _PATTERN = re.compile(r"\$\{(\w+)[#%/]")
-"""An expansion that matches a pattern against the value of a variable."""
+"""Matches an expansion that removes or replaces a pattern in a variable's value, for example ``${NAME#PATTERN}``."""
 _MOST_DIGITS = 18  # fit in 64 bits
 _MOST_NESTED = 100
-"""Maximum number of stages that are based on, or copy from, one another; planning a stage is recursive."""
+"""Maximum length of a chain of stages that depend on each other, because planning a stage is recursive."""
 _MOST_EXPANDED = 1 << 23
-"""Maximum characters of all expanded words of a Dockerfile."""
+"""Maximum number of characters in all expanded words of a Dockerfile."""
 _MOST_STEPS = 1 << 26
-"""Maximum steps of matching one pattern."""
+"""Maximum number of steps to match one pattern."""
 
 Config = Mapping[str, JSONValue]
 Bases = Callable[[OciBase], Config]
@@ -110,7 +110,7 @@ def evaluate(dockerfile: Dockerfile, options: BuildOptions, bases: Bases, contex
         The recipe of the target stage, which contains the recipes of the stages that it needs.
 
     Raises:
-        DockerfileError: an instruction is invalid or unsupported; the error names the line. Nothing has run.
+        DockerfileError: an instruction is invalid or unsupported; the error names the line. No instruction has run.
     """
     global_args, blocks = _split(dockerfile)
     blocks = _up_to(blocks, options.target)
@@ -135,7 +135,7 @@ def _split(dockerfile: Dockerfile) -> tuple[tuple[Instruction, ...], tuple[_Bloc
 
 
 def _up_to(blocks: tuple[_Block, ...], target: str | None) -> tuple[_Block, ...]:
-    """Return the stages up to the target."""
+    """Return the stages up to the target stage; later stages are not built."""
     if target is None:
         return blocks
     for block in reversed(blocks):
@@ -183,7 +183,7 @@ class _Evaluation:
         return self._stages[index]
 
     def origin(self, name: str, instruction: Instruction, stage_index: int) -> OciBase | StageBase:
-        """Return the earlier stage or the image that ``--from`` names."""
+        """Return the earlier stage, or else the image, that ``--from`` names."""
         if _is_number(name):
             if int(name) >= stage_index:
                 instruction.refuse(f"--from={name}: there is no such stage before this one")
@@ -199,7 +199,7 @@ class _Evaluation:
         return self._expand(ShellLex.process_word, text, variables, instruction)
 
     def words(self, text: str, variables: Mapping[str, str], instruction: Instruction) -> list[str]:
-        """Expand variables in a string and split it into words; a variable's value may contain several words."""
+        """Expand variables in a string, then split the string into words; a variable's value may have several words."""
         return self._expand(ShellLex.process_words, text, variables, instruction)
 
     def document(self, text: str, variables: Mapping[str, str], instruction: Instruction) -> str:
@@ -221,7 +221,7 @@ class _Evaluation:
         return expanded
 
     def _check_expansion(self, text: str, variables: Mapping[str, str], instruction: Instruction) -> None:
-        """Reject an expansion that could need too much memory or time; the patterns of BuildKit never backtrack."""
+        """Reject an expansion that could take too much memory or time, because pattern matching may backtrack."""
         longest = max(map(len, variables.values()), default=0)
         size = self._expanded + len(text) + text.count("$") * longest
         steps = 0
@@ -299,7 +299,7 @@ class _State:
 
     @property
     def _visible(self) -> dict[str, str]:
-        """The variables that instructions see; an ENV overrides an ARG of the same name."""
+        """The variables that instructions can use; an ENV overrides an ARG of the same name."""
         return {**self._arguments, **self._variables}
 
     @property
@@ -329,7 +329,7 @@ class _State:
                 self._arguments[name] = self._evaluation.globals[name]
 
     def _env(self, instruction: Instruction) -> None:
-        variables = self._visible  # variables of one ENV instruction do not see each other
+        variables = self._visible  # earlier assignments of an ENV do not affect later ones
         for name, value in instruction.pairs:
             variable = self._evaluation.word(name, variables, instruction)
             if not variable or "=" in variable:
@@ -392,7 +392,7 @@ class _State:
 
     def _entrypoint(self, instruction: Instruction) -> None:
         self._config["Entrypoint"] = self._line(instruction)
-        if not self._has_command:  # the base's command belongs to the base's entrypoint
+        if not self._has_command:  # a new entrypoint drops the base's default command
             self._config.pop("Cmd", None)
 
     def _line(self, instruction: Instruction) -> list[str]:
@@ -430,10 +430,10 @@ class _State:
         ))  # fmt: skip
 
     def _resolved(self, instruction: Instruction) -> tuple[tuple[str, ...], Document | None]:
-        """Return the command and the here-document of a RUN; the shell expands their variables, not the builder."""
+        """Return the command and the here-document of a RUN, unexpanded, because the shell expands their variables."""
         if instruction.is_json or not instruction.heredocs:
             return tuple(self._line(instruction)), None
-        if parse_heredoc(instruction.args[0]) is None:  # the shell reads the here-documents
+        if parse_heredoc(instruction.args[0]) is None:  # a normal command with here-documents, which the shell reads
             command = "".join([instruction.args[0], *(f"\n{doc.raw}{doc.name}" for doc in instruction.heredocs)])
             return (*self._shell, command), None
         document = instruction.heredocs[0]
@@ -448,7 +448,7 @@ class _State:
                 yield ResolvedMount(mount, self._origin(mount.origin, instruction))
 
     def _origin(self, name: str, instruction: Instruction) -> Context | OciBase | StageBase:
-        """Return the image or stage of a ``from``, or else the build context."""
+        """Return the image or stage that ``from`` names, or the build context without ``from``."""
         return self._evaluation.origin(name, instruction, self._number) if name else self._evaluation.context
 
     def _copy(self, instruction: Instruction) -> None:
@@ -531,7 +531,7 @@ def _platform_arguments(target: Platform) -> dict[str, str]:
 
 
 def _ports(ports: str, instruction: Instruction) -> list[str]:
-    """Expand a port or a range like ``8000-8002/udp`` into single ports with their protocol."""
+    """Expand a port, or a range like ``8000-8002/udp``, into single ports with their protocol."""
     port_range, _, protocol = ports.partition("/")
     lowest, _, highest = port_range.partition("-")
     highest = highest or lowest

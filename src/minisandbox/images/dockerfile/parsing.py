@@ -1,7 +1,8 @@
 """Parse a Dockerfile into instructions with line numbers, check their flags and arguments, and parse mounts.
 
 ``e2b-dockerfile-utils``, a port of BuildKit's parser, parses the syntax: directives, comments, continuation lines,
-flags, heredocs and JSON. This module checks flags and numbers of arguments, like BuildKit's ``instructions`` package.
+flags, heredocs and JSON. This module checks the flags and the number of arguments, like BuildKit's package
+``instructions``.
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ class Heredoc:
     """A here-document in the Dockerfile.
 
     Attributes:
-        name: the terminator, which is also the name of the file in a COPY.
+        name: the terminator; in a COPY, it is also the name of the file.
         raw: the unprocessed text.
-        expand: whether variables in the text are expanded (the terminator has no quotes).
+        expand: whether variables in the text are expanded, because the terminator has no quotes.
         chomp: whether leading tabs are removed from each line (``<<-``).
     """
 
@@ -152,7 +153,7 @@ def parse_dockerfile(text: str) -> Dockerfile:
     """Parse a Dockerfile.
 
     Raises:
-        DockerfileError: the Dockerfile is malformed, or requests another frontend; the error has the line.
+        DockerfileError: the Dockerfile is malformed, or requests another frontend; the error names the line.
     """
     parsed = _parse_syntax(text)
     return replace(parsed, instructions=tuple(map(_checked, parsed.instructions)))
@@ -178,7 +179,7 @@ def parse_trigger(text: str, origin: Instruction, escape: str) -> Instruction:
 
     Args:
         text: the instruction.
-        origin: the ONBUILD, or the FROM whose base image has the trigger; errors name its line.
+        origin: the ONBUILD instruction, or the FROM whose base image has the trigger; its line appears in errors.
         escape: the escape character.
 
     Raises:
@@ -209,9 +210,9 @@ def _check_frontend(text: str) -> None:
 
 def _typed(node: DockerfileInstruction) -> Instruction:
     args = tuple(node.args)
-    if node.name in ("ENV", "LABEL"):  # the parser yields triples: name, value, separator
+    if node.name in ("ENV", "LABEL"):  # the parser returns triples of name, value and separator
         args = tuple(arg for index, arg in enumerate(args) if index % 3 < 2)
-    elif node.name == "ONBUILD":  # the parser does not return the trigger
+    elif node.name == "ONBUILD":  # the parser omits the trigger
         args = tuple(filter(None, (node.original.strip()[len("ONBUILD") :].strip(),)))
     heredocs = tuple(Heredoc(heredoc.name, heredoc.content, heredoc.expand, heredoc.chomp) for heredoc in node.heredocs)
     flags = tuple(_flag(text) for text in node.flags)
@@ -224,7 +225,7 @@ def _flag(flag: str) -> tuple[str, str]:
 
 
 def _checked(instruction: Instruction) -> Instruction:
-    """Check the flags and arguments of an instruction, as far as possible without evaluating variables."""
+    """Check an instruction's flags and arguments, as far as possible without expanding variables."""
     if any("\0" in text for text in (instruction.text, *instruction.args)):
         instruction.refuse("it has a NUL character, which no command, path or variable can have")
     names = [name for name, _ in instruction.flags]

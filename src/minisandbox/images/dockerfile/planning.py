@@ -28,8 +28,8 @@ class _Origin:
 
     Attributes:
         key: a hash that identifies the content of the files.
-        layers: the keys of the layers with the files; empty for a build context.
-        read: returns the list of the files and their tree, once the layers exist.
+        layers: the keys of the layers that contain the files; empty for a build context.
+        read: returns the list of files and the tree that contains them; called after the layers are built.
     """
 
     key: str
@@ -38,7 +38,7 @@ class _Origin:
 
 
 class StepChain(Protocol):
-    """The steps below a step, as planned by :class:`minisandbox.images.plan.Chain`."""
+    """Interface of :class:`minisandbox.images.plan.Chain`: the steps that are planned so far, below the next step."""
 
     @property
     def store(self) -> Store:
@@ -60,7 +60,7 @@ def plan_step(step: RunCommand | CopyFiles, chain: StepChain) -> BuildStep:
 
     Args:
         step: the step.
-        chain: the steps below, which also plans other stages.
+        chain: the steps below; it also plans the stages that the step copies from.
 
     Raises:
         DockerfileError: a file to be copied does not exist.
@@ -111,7 +111,7 @@ def _plan_run(run: RunCommand, chain: StepChain) -> BuildStep:
 
 
 def _bind(run: RunCommand, mount: ResolvedMount) -> CopyFiles:
-    """Return the COPY that reads the same files as a bind mount."""
+    """Return a COPY instruction for the files of a bind mount."""
     return CopyFiles(run.line, run.text, mount.origin, (mount.wanted.source or ".",), (), "/m")
 
 

@@ -34,13 +34,13 @@ def options_of(base: DockerfileBase) -> BuildOptions:
 def base_images(recipe: Buildable) -> Iterator[OciBase]:
     """Yield the container images that a recipe starts from and copies from, without pulling any image.
 
-    Images that a Dockerfile names by variables of its base image are missing, because these variables are unknown.
+    Images whose names depend on variables of a base image are left out, because these variables are still unknown.
     """
     if isinstance(recipe, PythonRecipe):
         return
     base = recipe.base
     if isinstance(base, DockerfileBase):
-        with suppress(MiniSandboxError):  # planning reports the error
+        with suppress(MiniSandboxError):  # planning raises the error again
             text, files = _text(base.dockerfile), Context(base.context.resolve(), base.dockerfile.resolve())
             yield from base_images(evaluate(parse_dockerfile(text), options_of(base), lambda _: {}, files))
     yield from _images_of(base)
@@ -70,7 +70,7 @@ def evaluated(dockerfile: Path, context: Path, options: BuildOptions, container:
     """
     text = _text(dockerfile)
     files = Context(context.resolve(), dockerfile.resolve())
-    open_context(files.root, files.dockerfile)  # raise if there is no such directory
+    open_context(files.root, files.dockerfile)  # raises an error if the directory is missing
 
     def config(base: OciBase) -> Config:
         image = container(base)

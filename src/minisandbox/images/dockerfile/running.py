@@ -39,7 +39,7 @@ from minisandbox.types import ExecResult, ImageSpec
 from minisandbox.types import Mount as HostMount
 
 _APT = b'APT::Sandbox::User "root";\n'
-"""A setting that keeps apt running as root, because a sandbox with a single id cannot switch to the user _apt."""
+"""A setting that makes apt run as root, because a sandbox with a single user id cannot switch to the user _apt."""
 _APT_PATH = PurePosixPath("/run/minisandbox-apt.conf")
 
 
@@ -49,7 +49,7 @@ def run_layer(run: RunCommand, context: StepContext, write_bind: Callable[[Resol
     Args:
         run: the instruction.
         context: the layers, files and session of the step.
-        write_bind: writes the files of a bind mount to ``m`` in a new directory.
+        write_bind: creates a directory, and writes the files of a bind mount to its subpath ``m``.
 
     Returns:
         The tree of all files that the command wrote.
@@ -111,7 +111,7 @@ def _mounted_cache(context: StepContext, options: RunMount, targets: MountTarget
 
 
 def _tmpfs(run: RunCommand, targets: MountTargets) -> Iterator[Tmpfs]:
-    """Yield the tmpfs mounts, outer mounts first, each with the paths of cache and bind mounts inside."""
+    """Yield the tmpfs mounts, outer mounts first, each with the paths of the cache and bind mounts inside it."""
     mounts = [(targets.resolve(mount.wanted.target), mount.wanted) for mount in run.mounts if mount.wanted.target]
     visible = [path for path, options in mounts if options.kind in ("cache", "bind")]
     for path, options in sorted(mounts, key=lambda row: row[0]):
@@ -121,7 +121,7 @@ def _tmpfs(run: RunCommand, targets: MountTargets) -> Iterator[Tmpfs]:
 
 
 def _secrets(run: RunCommand, context: StepContext) -> Iterator[HostMount]:
-    """Yield the files of secrets as host mounts, because each sandbox has its own /run, where secrets usually lie."""
+    """Yield the secrets as mounts of host files: secrets usually belong in /run, and each sandbox has its own /run."""
     for index, mount in enumerate(run.mounts):
         options = mount.wanted
         if options.kind != "secret":
@@ -182,7 +182,7 @@ def _execute(run: RunCommand, context: StepContext, upper: Path, targets: MountT
 
 
 def _user(run: RunCommand, image: LowerLayers) -> str | None:
-    """Return the user of the command; None for root, the only user if an ordinary user runs MiniSandbox."""
+    """Return the user of the command, or None for root. Without root privileges, sandboxes have no other user."""
     try:
         ids = find_owner(run.user, image)
     except ValueError as error:
@@ -200,7 +200,7 @@ def _script(run: RunCommand, context: StepContext) -> Iterator[HostMount]:
 
 @dataclass(slots=True)
 class MountTargets:
-    """The mount points of a RUN in its overlay upper directory, which are removed afterwards.
+    """The mount points of a RUN. They are created in its overlay upper directory and removed after the command.
 
     Attributes:
         tree: the upper directory; initially empty.
@@ -220,7 +220,7 @@ class MountTargets:
         return resolve(self.image, split(path))
 
     def put(self, path: Parts, source: Path) -> None:
-        """Move a file or directory to a mount point; it hides the image's files there until :meth:`clean`."""
+        """Move a file or directory to a mount point, where it hides the image's files until :meth:`clean`."""
         parent = self._folder(path[:-1])
         if source.is_dir():
             os.setxattr(source, OPAQUE, b"y")
@@ -232,7 +232,7 @@ class MountTargets:
         self._paths.append(path)
 
     def host_path(self, path: Parts) -> Path | None:
-        """Return the host path of a mount point; None if the command removed it or replaced a directory by a link."""
+        """Return the host path of a mount point; None if the command removed it, or replaced a parent by a link."""
         target = self.tree
         for part in path:
             target = target / part
@@ -265,7 +265,7 @@ class MountTargets:
                 target.unlink()
 
     def _folder(self, path: Parts) -> Path:
-        """Create the parent directories with the image's modes and owners."""
+        """Create a directory and its parents in the upper directory, with the image's modes and owners."""
         directory = self.tree
         for depth, part in enumerate(path, 1):
             directory = directory / part
@@ -282,13 +282,14 @@ class MountTargets:
 
 @contextmanager
 def cache(caches: Path, identity: str, owners: str, staging: Path, mode: int, owner: tuple[int, int]) -> Iterator[Path]:
-    """Lend a cache directory to a RUN: that of an earlier RUN, or a new empty directory.
+    """Move a cache directory to ``staging`` while a RUN uses it; use a new cache if it is missing or in use.
 
     Args:
         caches: the directory of all caches.
         identity: the id of the cache.
-        owners: whether files keep their owners (``kept`` or ``one``); both modes have separate caches.
-        staging: the directory that the cache is moved to while in use.
+        owners: whether files keep their owners (``kept``) or all belong to one user (``one``); each mode has its own
+            cache.
+        staging: the directory to move the cache to.
         mode: the permission bits of a new cache.
         owner: the user and group ids of a new cache.
 
@@ -309,5 +310,5 @@ def cache(caches: Path, identity: str, owners: str, staging: Path, mode: int, ow
         yield directory
     finally:
         with suppress(FileNotFoundError):
-            if not cache_path.exists():  # another RUN may have returned its cache first
+            if not cache_path.exists():  # drop this cache if a concurrent RUN has already returned its own
                 directory.rename(cache_path)

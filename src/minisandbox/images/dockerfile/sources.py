@@ -29,7 +29,7 @@ class Item:
         source: the path in the source tree.
         target: the path below the destination.
         member: the tar member of the layer, without a name.
-        same_as: the target of an earlier item with the same inode (a hard link), or None.
+        same_as: for a hard link, the target of the first item with the same inode; otherwise None.
     """
 
     source: Parts
@@ -44,7 +44,7 @@ class CopySource:
 
     Attributes:
         items: the files.
-        is_folder: whether the source is a directory, whose content is copied.
+        is_folder: whether the source is a directory; a COPY copies its contents, not the directory itself.
     """
 
     items: tuple[Item, ...]
@@ -135,7 +135,7 @@ class _Lister:
             self.add_content(source, target, relative_path)
 
     def add(self, source: Parts, target: Parts) -> None:
-        """Add a file, directory or link; skip devices and sockets of an image."""
+        """Add a file, directory or link to the list; skip devices and sockets, which an image may contain."""
         status = self._tree.status(source)
         if status is None:
             refuse(self._copy, f"{'/'.join(source)!r} is gone", "the context must not change meanwhile")
@@ -161,7 +161,7 @@ class _Lister:
         return status.st_uid, status.st_gid
 
     def _hard_link_target(self, target: Parts, status: os.stat_result) -> Parts | None:
-        """Return the target of an earlier item with the same inode (a hard link), or None."""
+        """Return the target of the first item with the same inode, for a hard link to it, or None."""
         if status.st_nlink == 1:
             return None
         inode = status.st_dev, status.st_ino
@@ -187,7 +187,7 @@ def content_digest(sources: tuple[CopySource, ...], tree: FileTree) -> str:
 
 
 def definition(copy: CopyFiles, origin: str) -> dict[str, JSONValue]:
-    """Return the definition of a COPY's layer, from which the layer's key is derived.
+    """Return all inputs of a COPY's layer, which its key is derived from.
 
     Args:
         copy: the instruction.

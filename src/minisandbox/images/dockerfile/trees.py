@@ -26,7 +26,7 @@ class ContextTree:
 
     Attributes:
         root: the directory.
-        ignored: the patterns of ``.dockerignore``; None without one.
+        ignored: the patterns of ``.dockerignore``; None if there is no such file.
     """
 
     root: Path
@@ -34,7 +34,7 @@ class ContextTree:
     closed: bool = True
 
     def status(self, path: Parts) -> os.stat_result | None:
-        """Return the status of a path; None if the path is missing or excluded."""
+        """Return the status of a path; None if the path is missing or excluded by ``.dockerignore``."""
         try:
             status = os.lstat(self._host_path(path))
         except (FileNotFoundError, NotADirectoryError):
@@ -42,7 +42,7 @@ class ContextTree:
         return status if not path or self._shows(path, status) else None
 
     def names(self, path: Parts) -> list[str]:
-        """Return the sorted names in a directory, without excluded names."""
+        """Return the names in a directory, sorted, without those that ``.dockerignore`` excludes."""
         names = sorted(os.listdir(self._host_path(path)))
         if self.ignored is None:
             return names
@@ -116,7 +116,7 @@ def split(path: str) -> Parts:
 
 
 def find_matches(tree: FileTree, pattern: str) -> list[tuple[Parts, Parts]]:
-    """Return the paths that match a source with wildcards: each as spelled by the pattern, and with links resolved.
+    """Return (path, path with links resolved) for each path that matches a COPY source with wildcards.
 
     Args:
         tree: the tree.
@@ -134,8 +134,8 @@ def find_matches(tree: FileTree, pattern: str) -> list[tuple[Parts, Parts]]:
                 ((*spelled_path, name), resolve(tree, (*real_path, name))) for spelled_path, real_path in matches
             ]
             continue
-        with warnings.catch_warnings(action="ignore"):  # re warns about "[" in a class
-            matcher = PatternMatcher([f"\\{part}" if part[0] in "! " else part])  # "!" negates nothing here
+        with warnings.catch_warnings(action="ignore"):  # re warns about "[" in a character class
+            matcher = PatternMatcher([f"\\{part}" if part[0] in "! " else part])  # "!" is literal in a COPY source
         matches = [
             ((*spelled_path, name), resolve(tree, (*real_path, name)))
             for spelled_path, real_path in matches

@@ -40,7 +40,7 @@ class Credentials:
 
 
 def auth_files() -> list[Path]:
-    """Return the files that may hold credentials, in podman's order."""
+    """Return the paths of possible credential files, in podman's order of precedence."""
     if auth_file := os.environ.get("REGISTRY_AUTH_FILE"):
         return [Path(auth_file)]
     home, runtime_folder = Path.home(), os.environ.get("XDG_RUNTIME_DIR")
@@ -56,7 +56,7 @@ def find_credentials(host: str, repository: str, files: Sequence[Path] | None = 
 
     Args:
         host: the registry.
-        repository: the repository; an entry may be limited to some repositories of a registry.
+        repository: the repository, because an entry of a file may apply to only part of a registry.
         files: the files to read; None for the default files.
 
     Raises:
@@ -78,7 +78,7 @@ def _read(file: Path) -> Mapping[str, JSONValue]:
         settings = json.loads(file.read_text("utf-8"))
     except OSError as error:
         raise InvalidValue(f"{file} cannot be read", reason=error.strerror, hint="it holds credentials") from error
-    except ValueError as error:  # do not quote the file's text, which contains secrets
+    except ValueError as error:  # do not quote the file, which contains secrets
         raise InvalidValue(f"{file} is not JSON", reason=type(error).__name__, hint="log in again") from None
     if not isinstance(settings, dict):
         raise InvalidValue(f"{file} is no JSON object", hint="log in again with `podman login` or `docker login`")

@@ -35,7 +35,7 @@ class RunConfig:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment variables; of several entries with one name the last one wins, as in containers."""
+        """The environment variables; if a name occurs several times, the last value wins, as in containers."""
         return dict(row.split("=", 1) for row in cast("Sequence[str]", self.fields.get("Env", ())))
 
     @property
@@ -52,7 +52,7 @@ class RunConfig:
 def read_config(config: JSONValue) -> RunConfig:
     """Read a ``config`` like container engines: ignore case in names, drop null, and accept a string for a list.
 
-    Engines reject some of the malformed fields that are ignored here. No such field affects the image's files.
+    Engines reject some malformed fields, which are safe to ignore here because they do not affect the image's files.
     """
     notes: list[str] = []
     if config is not None and not isinstance(config, dict):
@@ -72,7 +72,7 @@ def volumes(fields: Mapping[str, JSONValue]) -> tuple[PurePosixPath, ...]:
 def _read_field(name: str, field: JSONValue, notes: list[str]) -> JSONValue:
     """Return a field in the form that engines write, or None if it is malformed."""
     kind = _KINDS.get(name)
-    if kind is None or field is None:  # keep unknown fields unchecked, which engines drop
+    if kind is None or field is None:  # keep unknown fields unchecked, although engines drop them
         return field
     if kind is list and isinstance(field, str):  # moby, StrSlice.UnmarshalJSON
         field = [field]

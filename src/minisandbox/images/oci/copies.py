@@ -1,9 +1,9 @@
-"""Private copies of images for other stores of MiniSandbox, with all records and hidden tests.
+"""Transfer private copies of images between stores of MiniSandbox, with all records and hidden tests.
 
 Unlike a plain export, a copy may depend on the host's ``/usr``. A copy is an OCI artifact: its configuration holds the
 records, and its layers are ordinary blobs (image-spec, manifest.md, "Guidelines for Artifact Usage"). Engines reject
-it. Later builds in the receiving store reuse the copy's layers by their keys. No hash can prove a key, so copies are
-only for stores that trust each other.
+such an artifact. Later builds in the receiving store reuse the copy's layers by their keys. A key cannot be verified
+from a layer's content, so a store must only import copies that it trusts.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ImageCopy:
 
 
 def read_copy(store: Store, image: ImageRecord) -> ImageCopy:
-    """Read the records of an image in a store; the caller holds the image's layers.
+    """Read the records of an image in a store. The caller must hold a lease on the image's layers.
 
     Raises:
         NotFound: a layer is no longer in the store.
@@ -84,7 +84,7 @@ def parse_copy(text: bytes, label: str) -> ImageCopy:
 
     Args:
         text: the records as JSON.
-        label: the name of the records in errors.
+        label: the name of the records in error messages.
 
     Raises:
         ImageRefused: the records are malformed.

@@ -1,7 +1,7 @@
 """Export images of the store as OCI images: into a layout, into an archive, or to a registry (:mod:`.push`).
 
-By default, any engine can run the exported image: it has no hidden tests, and must not depend on the host's ``/usr``. A
-private copy (:mod:`.copies`) is for other stores of MiniSandbox.
+By default, the exported image runs in any container engine: hidden tests are left out, and an image that depends on the
+host's ``/usr`` is rejected. A private copy (:mod:`.copies`) is for other stores of MiniSandbox.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class Target(Protocol):
     """The target of an export: a layout or a registry."""
 
     def layer(self, key: str) -> LayerBlob:
-        """Write the blob of a layer; the caller holds the layer."""
+        """Write the blob of a layer. The caller must hold a lease on the layer."""
 
     def document(self, digest: str, text: bytes) -> None:
-        """Write a configuration; the caller has written all layers."""
+        """Write a configuration. The caller must have written all layers before."""
 
 
 def export_images(
@@ -106,7 +106,7 @@ def export_images(
             archive_rows.append({"Config": config, "RepoTags": [tag], "Layers": layers})
         write_file("index.json", _json({"schemaVersion": 2, "mediaType": m.INDEX, "manifests": index_rows}))
         if not private:
-            write_file("manifest.json", json.dumps(archive_rows).encode())  # docker load reads only this index
+            write_file("manifest.json", json.dumps(archive_rows).encode())  # `docker load` ignores index.json
     return Exported(tuple(image.name for image in images), len(layout.sizes), sum(layout.sizes.values()))
 
 
@@ -204,7 +204,7 @@ def _json(document: Mapping[str, JSONValue]) -> bytes:
 
 @dataclass(slots=True)
 class _Layout:
-    """Writes the blobs of a layout, each once."""
+    """Target of an export to a layout; writes each blob only once."""
 
     store: Store
     compression: str
@@ -274,7 +274,7 @@ def _archive(file: IO[bytes]) -> Iterator[Callable[[str, bytes | Path], None]]:
 
 @contextmanager
 def _directory(path: Path) -> Iterator[Callable[[str, bytes | Path], None]]:
-    """Write a directory under a temporary name, and rename it once it is complete."""
+    """Write files to a directory with a temporary name; rename the directory once all files are written."""
     if path.exists():
         raise InvalidValue(f"{path} is there already", hint="give a new directory, or a file that ends in .tar")
     partial_path = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
@@ -291,6 +291,6 @@ def _directory(path: Path) -> Iterator[Callable[[str, bytes | Path], None]]:
         yield write_file
         sync_filesystem(partial_path)
         partial_path.rename(path)
-    except BaseException:  # also on Ctrl-C, leave no incomplete directory behind
+    except BaseException:  # also on Ctrl-C, leave no incomplete directory
         shutil.rmtree(partial_path, ignore_errors=True)
         raise

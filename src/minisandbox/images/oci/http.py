@@ -1,4 +1,4 @@
-"""HTTP client of a container registry: authentication, retries, and errors with hints (distribution-spec 1.1)."""
+"""Send requests to a container registry: authenticate, retry, and raise errors with hints (distribution-spec 1.1)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from minisandbox.spec import DOCKER_HUB, Remote
 TIMEOUT = 30.0
 """Seconds for a connection, and for each read of a response."""
 _LIMITED = 300.0
-"""Seconds to wait if a registry limits requests without a Retry-After header."""
+"""Seconds to wait if a registry rejects a request because of a rate limit, without a Retry-After header."""
 _RATE = re.compile(r"([0-9]{1,9});w=([0-9]{1,9})")
 _MOST_ERROR = 1 << 16
 _MOST_TOKEN = 1 << 20
@@ -64,7 +64,7 @@ class RateLimit:
 
     @property
     def pause(self) -> float:
-        """The seconds between two requests that stay below the limit."""
+        """The minimum number of seconds between two requests that keeps the client below the limit."""
         return max(self.window / max(self.count, 1), 1.0)
 
     def __str__(self) -> str:
@@ -79,7 +79,7 @@ class RegistryClient:
     Attributes:
         remote: the repository.
         pause: a function that sleeps for the given seconds.
-        rights: the access to request if the registry's challenge names none: ``pull`` or ``pull,push``.
+        rights: the access to request if the registry's challenge has no scope: ``pull`` or ``pull,push``.
     """
 
     remote: Remote
@@ -100,7 +100,7 @@ class RegistryClient:
         Args:
             path: the path below ``/v2/NAME/``.
             accept: the accepted media types.
-            offset: the number of bytes to skip; a registry without range requests ignores it.
+            offset: the number of bytes to skip; a registry that does not support range requests sends all bytes.
 
         Raises:
             NotFound: the registry has no such resource.
@@ -117,7 +117,8 @@ class RegistryClient:
             method: the HTTP method, for example ``PUT``.
             path: the path below ``/v2/NAME/``, or a URL that the registry sent.
             headers: further headers.
-            body: the body, or a function that returns it. With a function, the request is only repeated to log in.
+            body: the body, or a function that returns the body. With a function, a request is repeated only after
+                logging in, not after a failure.
 
         Raises:
             NotFound: the registry has no such resource.
@@ -136,7 +137,7 @@ class RegistryClient:
             with error:
                 self._explain(error, f"/{path}")
         except (OSError, http.client.HTTPException, ValueError) as error:
-            if isinstance(error, MiniSandboxError):  # some MiniSandboxErrors are OSErrors
+            if isinstance(error, MiniSandboxError):  # some MiniSandboxErrors are also OSErrors
                 raise
             raise self._unreachable(error) from None
 
@@ -150,7 +151,7 @@ class RegistryClient:
             raise urllib.error.URLError(f"it sends its clients to {url[:100]!r}")
         content, attempts = (body(), 1) if callable(body) else (body, ATTEMPTS)
         request = urllib.request.Request(url, content, {**_AGENT, **headers}, method=method)  # noqa: S310 - checked
-        if self._authorization and is_own:  # do not send it to the target of a redirect
+        if self._authorization and is_own:  # never send credentials to another server
             request.add_unredirected_header("Authorization", self._authorization)
         return self._opener().open(request, timeout=TIMEOUT, attempts=attempts, pause=self.pause)
 
@@ -160,7 +161,7 @@ class RegistryClient:
 
     @property
     def _may_be_plain(self) -> bool:
-        """Return whether plain HTTP is allowed: for a registry on this machine, or by a configuration file."""
+        """Return whether plain HTTP is allowed: the registry is on this machine, or a configuration file allows it."""
         return self.remote.insecure or split_url(f"//{self.remote.host}").hostname in _LOCAL
 
     def _base(self) -> str:
@@ -179,7 +180,7 @@ class RegistryClient:
             return False
 
     def _opener(self) -> HttpClient:
-        if self._client is None:  # create it once: loading the certificates takes longer than a request
+        if self._client is None:  # reuse the client, because loading certificates is slow
             paths = [path for folder in _CERTIFICATES for path in sorted(Path(folder, self.remote.host).glob("*.crt"))]
             self._client = HttpClient(authorities=paths, verify=not self.remote.insecure, schemes=self._schemes)
         return self._client
@@ -240,7 +241,7 @@ class RegistryClient:
     # --- errors ---
 
     def _explain(self, error: urllib.error.HTTPError, path: str = "") -> NoReturn:
-        """Raise the NotFound or RegistryError for an unsuccessful response."""
+        """Raise a NotFound or RegistryError that explains an unsuccessful response."""
         message = self._server_message(error)
         verb = "deliver" if self.rights == "pull" else "take"
         subject = f"registry {self.remote.host} does not {verb} {self.remote.repository}"
@@ -302,7 +303,7 @@ class RegistryClient:
 
 
 def _transient(summary: str, reason: str, hint: str, wait: float | None = None) -> RegistryError:
-    """Return the error of a request that may succeed if it is retried."""
+    """Return the error for a transient failure, after which a retry may succeed."""
     error = RegistryError(summary, wait=wait, reason=reason, hint=hint)
     error.transient = True
     return error

@@ -87,7 +87,7 @@ class Archive:
                     reader.refuse(f"it has more than {_MOST_MEMBERS} entries", member.name)
                 if member.kind == FILE:
                     self._extents[name] = (stream.position, member.size)
-                elif member.kind == LINK:  # docker save before version 25 links equal layers
+                elif member.kind == LINK:  # before version 25, docker save writes equal layers as links
                     target = os.fsdecode(member.target)
                     self._links[name] = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
                 elif member.kind == HARD_LINK:
@@ -157,7 +157,7 @@ def _decompress(file: IO[bytes], target: Path, name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _OnDisk:
-    """An image in files of this machine, which needs no download.
+    """Source of an image in files of this machine, which needs no download.
 
     Attributes:
         files: the files of the layout or archive.
@@ -174,17 +174,17 @@ class _OnDisk:
         return self.files.name + (f":{self.tag}" if self.tag else "")
 
     def tagged(self, tag: str) -> Self:
-        """Return the source of the image with this tag."""
+        """Return a source for the image with this tag."""
         return replace(self, tag=tag)
 
     def prefetch(self, layers: Sequence[m.Layer]) -> None:
         """Do nothing: the blobs are on this machine."""
 
     def published(self, layer: m.Layer) -> None:
-        """Do nothing: nothing was fetched."""
+        """Do nothing: there is no download to remove."""
 
     def _unclear(self, matches: Sequence[object], tags: Sequence[str]) -> NotFound:
-        """Return the error for a tag that matches no image or several images."""
+        """Return the error for a tag that does not match exactly one image."""
         return NotFound(
             f"{self.name}: it has {len(matches)} images{' of this tag' if self.tag else ''}",
             reason=f"its tags: {', '.join(tags) or 'none has a tag'}",
@@ -253,7 +253,7 @@ class DockerArchive(_OnDisk):
         return [next(iter(_names(row)), "") for row in self._rows()]
 
     def manifest(self, platform: m.Platform) -> m.Manifest:  # noqa: ARG002 - an archive has one platform
-        """Return a manifest built from the image's entry in ``manifest.json``."""
+        """Create a manifest from the image's entry in ``manifest.json``."""
         row = self._row()
         config = read(self.files, m.text_of(row, "Config"), m.MOST_CONFIG)
         layers = tuple(m.Descriptor(name, -1) for name in m.texts_of(row, "Layers"))
@@ -261,7 +261,7 @@ class DockerArchive(_OnDisk):
 
     @contextmanager
     def layer(self, layer: m.Layer) -> Iterator[Blob]:
-        """Open the tar of a layer; the caller verifies its diff_id while unpacking."""
+        """Open the tar of a layer. The caller must verify its diff_id, because the archive has no digest of the tar."""
         with self.files.open(posixpath.normpath(layer.blob.digest)) as file:
             yield Blob(file, "", f"{self.name}: layer {layer.blob.digest}")
 
@@ -287,7 +287,7 @@ def _names(row: m.JSONObject) -> tuple[str, ...]:
 
 
 def _tags(row: m.JSONObject) -> tuple[str, ...]:
-    """Return the names of an image, with and without the prefixes that engines add."""
+    """Return the names of an image, each with and without the prefix that engines add."""
     names = _names(row)
     short_names = (
         name.removeprefix("docker.io/").removeprefix("library/").removeprefix("localhost/") for name in names
@@ -317,7 +317,7 @@ def _bounded(blob: Blob, limit: int) -> bytes:
 
 
 class _Seekable:
-    """A stream of an archive on disk, which skips members by seeking."""
+    """A stream of an archive on disk; it seeks instead of reading the content of members."""
 
     def __init__(self, file: IO[bytes], name: str) -> None:
         self._file = file
@@ -330,15 +330,15 @@ class _Seekable:
         return self._file.tell()
 
     def some(self, limit: int) -> bytes:
-        """Read up to this many bytes."""
+        """Read up to ``limit`` bytes."""
         return self._file.read(min(limit, _CHUNK))
 
     def exactly(self, size: int) -> bytes:
-        """Read this many bytes, or fewer at the end of the file."""
+        """Read ``size`` bytes, or fewer at the end of the file."""
         return self._file.read(size)
 
     def skip(self, size: int) -> bool:
-        """Skip this many bytes; return whether the file has them."""
+        """Skip ``size`` bytes; return False if the file is shorter."""
         if self._file.tell() + size > self._end:
             return False
         self._file.seek(size, os.SEEK_CUR)
@@ -353,7 +353,7 @@ class _FileRange:
         self._remaining = size
 
     def read(self, size: int) -> bytes:
-        """Read up to this many bytes of the range."""
+        """Read up to ``size`` bytes of the range."""
         chunk = self._file.read(min(size, self._remaining))
         self._remaining -= len(chunk)
         return chunk

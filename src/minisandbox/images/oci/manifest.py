@@ -61,11 +61,11 @@ class Platform:
 
     @property
     def is_tried(self) -> bool:
-        """Return whether MiniSandbox is tested with images for this platform."""
+        """Return whether MiniSandbox has been tested with images for this platform."""
         return (self.os, self.architecture) == ("linux", "amd64")
 
     def fits(self, other: Platform) -> bool:
-        """Return whether an image for the other platform runs on this one."""
+        """Return whether an image for the platform ``other`` runs on this platform."""
         return (self.os, self.architecture) == (other.os, other.architecture) and (
             not self.variant or self.usual == other.usual
         )
@@ -105,9 +105,9 @@ class Descriptor:
         digest: the digest of the content.
         size: the size of the content in bytes; -1 if unknown.
         media_type: the media type of the content.
-        platform: the platform that an index states for a manifest, or None.
+        platform: the platform of a manifest according to its index, or None.
         name: the tag of a manifest in a layout, or "".
-        image: the full reference that containerd records for a manifest, or "".
+        image: the full reference of a manifest that containerd records in a layout, or "".
     """
 
     digest: str
@@ -119,7 +119,7 @@ class Descriptor:
 
     @property
     def is_foreign(self) -> bool:
-        """Return whether the licence forbids distribution by registries (layer.md, "Non-Distributable Layers")."""
+        """Return whether registries must not distribute the layer (layer.md, "Non-Distributable Layers")."""
         return "foreign" in self.media_type or "nondistributable" in self.media_type
 
 
@@ -141,7 +141,7 @@ class Manifest:
     """A manifest, with the text of its configuration.
 
     Attributes:
-        digest: the digest of the manifest; that of the configuration if there is no manifest.
+        digest: the digest of the manifest, or of the configuration if there is no manifest.
         config: the configuration's text.
         blobs: the descriptors of the layers' blobs, bottom first.
         kind: the configuration's media type.
@@ -157,10 +157,10 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A container image without the content of its layers.
+    """The metadata of a container image, without the content of its layers.
 
     Attributes:
-        digest: the digest of the manifest; that of the configuration if there is no manifest.
+        digest: the digest of the manifest, or of the configuration if there is no manifest.
         config: the run configuration.
         platform: the platform of the image.
         layers: the layers, bottom first.
@@ -183,7 +183,7 @@ def malformed(subject: str, reason: str) -> ImageRefused:
 
 
 def foreign_layer(subject: str, layer: Descriptor) -> NotFound:
-    """Return the error for a foreign layer that the source does not contain."""
+    """Return the error for a foreign layer whose blob is missing in the source."""
     return NotFound(
         f"{subject} lacks its layer {layer.digest}",
         reason="the layer's licence keeps it elsewhere (a nondistributable layer)",
@@ -216,10 +216,10 @@ def texts_of(fields: JSONObject, name: str) -> tuple[str, ...]:
 
 
 def parse_json(text: bytes, subject: str) -> JSONValue:
-    """Parse JSON; reject infinite numbers, unpaired surrogates and deep nesting, which cannot be written again.
+    """Parse JSON; reject infinite numbers, unpaired surrogates and deep nesting, which cannot be serialized again.
 
     Raises:
-        ImageRefused: the text is not such JSON.
+        ImageRefused: the text is malformed or has such content.
     """
     try:
         value: JSONValue = json.loads(text)
@@ -274,7 +274,7 @@ def find_manifest(
 
 
 def choose(index: JSONObject, platform: Platform, subject: str) -> Descriptor:
-    """Choose the manifest for a platform from an index; if none fits, the first manifest without a platform.
+    """Choose the manifest for a platform from an index, or else the first manifest that states no platform.
 
     Raises:
         NotFound: the index has no such manifest.
@@ -282,12 +282,12 @@ def choose(index: JSONObject, platform: Platform, subject: str) -> Descriptor:
     """
     entries = manifests(index, subject)
     suitable = [entry for entry in entries if entry.platform is not None and platform.fits(entry.platform)]
-    if suitable:  # amd64/v3 may come before amd64, but needs a newer machine
+    if suitable:  # prefer the default variant: amd64/v3 may come first, but needs a newer CPU
         return min(suitable, key=lambda entry: entry.platform is None or entry.platform.usual != platform.usual)
     for entry in entries:
         if entry.platform is None:
             return entry
-    # attestations have the operating system "unknown"
+    # do not list attestations, which have the operating system "unknown"
     platforms = {str(entry.platform) for entry in entries if entry.platform and entry.platform.os != "unknown"}
     raise _no_image(subject, platform, ", ".join(sorted(platforms)))
 
@@ -385,7 +385,7 @@ def container(manifest: Manifest, subject: str, platform: Platform) -> Container
         platform: the platform that the image must run on.
 
     Raises:
-        ImageRefused: the configuration lists no layers, or not as many as the manifest.
+        ImageRefused: the configuration lists no layers, or another number of layers than the manifest.
         NotFound: the image is for another platform.
     """
     document, blobs = parse_object(manifest.config, f"the configuration of {subject}"), manifest.blobs

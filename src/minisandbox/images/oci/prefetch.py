@@ -1,4 +1,4 @@
-"""Pull many container images: look up all manifests first to know the total size, then pull in parallel."""
+"""Pull many container images: request all manifests first to know the total size, then pull in parallel."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from minisandbox.types import human_size
 
 _T = TypeVar("_T")
 JOBS = 3
-"""The number of images pulled at once. Each pull fetches several blobs at once."""
+"""The default number of images to pull in parallel. Each pull also fetches several blobs in parallel."""
 _LOOKUPS = 8
 _LONGEST_WAIT = 86400.0
 
@@ -64,16 +64,16 @@ def pull_all(
 ) -> Pulled:
     """Pull many images; a failed image does not stop the others.
 
-    All manifests are requested first, each once. If a registry limits requests, the pull waits. An interrupted call
-    keeps finished layers and partial downloads, so calling the function again resumes the pull.
+    Each manifest is requested once, before any layer. If a registry's rate limit is exceeded, the pull waits. An
+    interrupted call keeps finished layers and partial downloads, so that another call resumes the pull.
 
     Args:
         bases: the images.
         store: the store for the images.
-        jobs: the number of images pulled at once.
-        again: images to look up even if the store has them, because a tag may have moved.
-        progress: called for each image as its pull starts and ends, by several threads.
-        on_remaining: called by several threads with a description of the remaining pulls; "" if nothing remains.
+        jobs: the number of images to pull in parallel.
+        again: images to look up in the registry even if the store has them, because a tag may have moved.
+        progress: called from several threads when the pull of each image starts and ends.
+        on_remaining: called from several threads with a description of the remaining pulls; "" if nothing remains.
         note: called with the total size before the first download, and with the reason of each wait.
 
     Returns:
@@ -96,8 +96,8 @@ class _Lookup:
 
     Attributes:
         platform: the requested platform.
-        registry: the image in its registry.
-        missing: the layers that the store lacked when the manifest was read.
+        registry: the source of the image.
+        missing: the layers that were missing in the store when the manifest was read.
     """
 
     platform: m.Platform
@@ -120,7 +120,7 @@ class _Pulls:
         self._store, self._progress, self._on_remaining, self._note = store, progress, on_remaining, note
         self._total = 0
         self._lookups: dict[OciBase, _Lookup] = {}
-        self._layers: dict[str, m.Layer] = {}  # by key, the layers to fetch
+        self._layers: dict[str, m.Layer] = {}  # layers to fetch, by key
         self._fetched = set[str]()
         self._claimed = set[str]()  # keys of the layers that a pull is fetching
         self._changed = threading.Condition()
@@ -155,7 +155,7 @@ class _Pulls:
                 jobs = [pool.submit(try_base, base) for base in bases]
                 for job in wait(jobs, return_when=FIRST_EXCEPTION).done:
                     job.result()
-            except BaseException:  # mostly Ctrl-C: stop the downloads before the caller continues
+            except BaseException:  # also on Ctrl-C, stop the downloads first
                 self._stopped.set()
                 for lookup in [*self._lookups.values()]:
                     lookup.registry.close()
@@ -173,7 +173,7 @@ class _Pulls:
             refuse_other(self._store, _name_of(base), reference)
             lookup = self._lookups[base] = _Lookup(m.platform_or_own(base.platform), Registry(reference, self._store))
             lookup.registry.on_layer = partial(self._published, lookup)
-            if self._patience.is_waiting(reference.host):  # look it up just before it is pulled
+            if self._patience.is_waiting(reference.host):  # _take() looks up the image later
                 return
             try:
                 self._look_up(lookup)
@@ -184,7 +184,7 @@ class _Pulls:
         """Request the manifest of an image, and record its missing layers."""
         manifest, registry = lookup.registry.manifest(lookup.platform), lookup.registry
         registry.release()
-        if manifest.kind == MEDIA_TYPE:  # the pull of a private copy will raise the error
+        if manifest.kind == MEDIA_TYPE:  # a private copy; its pull raises the error
             return
         steps = steps_of(m.container(manifest, registry.name, lookup.platform))
         lookup.missing = [step for step in steps if not self._store.has_layer(step.key)]
@@ -192,7 +192,7 @@ class _Pulls:
             self._layers.update((step.key, step.layer) for step in lookup.missing)
 
     def _announce(self) -> None:
-        """Report the total size of all pulls, and rate limits that they will exceed.
+        """Report the total size of all pulls, and the registries whose rate limit the pulls will exceed.
 
         Raises:
             DiskFull: the layers do not fit into the store.
@@ -249,7 +249,7 @@ class _Pulls:
 
     @contextmanager
     def _claim(self, lookup: _Lookup) -> Iterator[None]:
-        """Wait until no other pull fetches this image's layers, then claim them, so that no layer is fetched twice."""
+        """Wait while other pulls fetch layers of this image, then claim them, so that no layer is fetched twice."""
         keys = {step.key for step in lookup.missing}
         with self._changed:
             while keys & self._claimed and not self._stopped.is_set():
@@ -282,7 +282,7 @@ class _Pulls:
 
 
 class _Patience:
-    """Delays requests to registries that limit them.
+    """Delays requests to a registry while its rate limit is exceeded.
 
     Args:
         stopped: an event that cancels every wait.
@@ -295,14 +295,14 @@ class _Patience:
         self._lock = threading.Lock()
 
     def is_waiting(self, host: str) -> bool:
-        """Return whether requests to a registry are delayed now."""
+        """Return whether requests to a registry are currently delayed."""
         return self._until.get(host, 0.0) > time.monotonic()
 
     def note_limit(self, host: str, error: RegistryError) -> None:
-        """Delay all requests to a registry for the time that its error states.
+        """Delay all requests to a registry for as long as its rate-limit error requests.
 
         Raises:
-            RegistryError: the error states no time, or more than a day.
+            RegistryError: the error is not about a rate limit, or requests a delay of more than a day.
         """
         if error.wait is None or error.wait > _LONGEST_WAIT:
             raise error
@@ -313,10 +313,10 @@ class _Patience:
             self._until[host] = time.monotonic() + error.wait
 
     def try_until_allowed(self, host: str, function: Callable[[], _T]) -> _T:
-        """Call a function; while the registry limits requests, wait and call the function again.
+        """Call a function; if the registry's rate limit is exceeded, wait and call the function again.
 
         Raises:
-            RegistryError: the pull was cancelled, the request failed, or the registry limits requests for over a day.
+            RegistryError: the pull was cancelled, the request failed, or the rate limit is exceeded for over a day.
         """
         started = time.monotonic()
         while True:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 KIND = "container layer"
 """The ``kind`` of the step that unpacks a layer of a container image."""
 PULLED = "pulled"
-"""The fact of a layer that identifies its blob: compression, digest, size, host, repository."""
+"""Name of the layer fact that identifies the pulled blob: compression, digest, size, host and repository."""
 _SEPARATOR = "\n"
 STANDARD = Path("-")
 """The path that means standard input or output."""
@@ -50,11 +50,11 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class LayerStep:
-    """A layer of a container image, and the store's layer that it is unpacked to.
+    """A layer of a container image, and the layer of the store that it is unpacked to.
 
     Attributes:
         layer: the layer of the container image.
-        definition: the definition of the store's layer.
+        definition: all inputs of the store's layer, which its key is derived from.
         key: the key of the store's layer.
     """
 
@@ -91,7 +91,7 @@ def pull(
 
     Raises:
         InvalidValue: the reference, the name or the platform is malformed, or another image has the default name.
-        NotFound: there is no such image, or it does not support the platform.
+        NotFound: the image does not exist, or does not support the platform.
         RegistryError: a request to the registry failed.
         ImageRefused: the image is malformed or hostile.
         DiskFull: the image does not fit, or the disk is full; finished layers are kept.
@@ -116,13 +116,13 @@ def take(
     replace: bool,
     report: Tell,
 ) -> Image:
-    """Copy an image from its source into the store; see :func:`pull`.
+    """Copy an image from a registry, layout or archive into the store; see :func:`pull`.
 
     Args:
         store: the store that receives the image.
         source: the source of the image.
-        reference: the reference for the image's record.
-        name: the image's name; None for the default name, or for the name that a private copy records.
+        reference: the reference to note in the image's record.
+        name: the image's name; None for the default name or, in a private copy, the recorded name.
         platform: the requested platform.
         private: whether the image may be a private copy.
         replace: whether a private copy may replace another image.
@@ -183,7 +183,7 @@ def name_of(reference: str, platform: m.Platform) -> str:
 
 
 def stored(store: Store, reference: str, platform: str = "") -> Image | None:
-    """Return the image of the store for a reference; None if the image must be pulled.
+    """Return the image that the store has for a reference; None if the image must be pulled.
 
     Args:
         store: the store.
@@ -203,7 +203,7 @@ def stored(store: Store, reference: str, platform: str = "") -> Image | None:
         parsed = parse_reference(reference)
         with suppress(NotFound):
             record = store.image(name_of(reference, target))
-            if isinstance(parsed, Remote) and is_of(parsed, record.notes):  # a local file may have changed
+            if isinstance(parsed, Remote) and is_of(parsed, record.notes):  # a local file may have changed since
                 yield record
         yield from archived(store, reference)
 
@@ -214,7 +214,7 @@ def stored(store: Store, reference: str, platform: str = "") -> Image | None:
 
 
 def refuse_other(store: Store, name: str, reference: Remote | Local, hint: str = "") -> None:
-    """Refuse to replace an image of another reference; allow a newer image of the same tag.
+    """Raise an error if a pull would replace an image of another reference; a newer image of the same tag is fine.
 
     Raises:
         InvalidValue: the name belongs to an image of another reference.
@@ -240,7 +240,7 @@ def _source(reference: Remote | Local, store: Store, report: Tell) -> AbstractCo
 
 
 def steps_of(image: m.Container) -> list[LayerStep]:
-    """Return the layers with their keys. A key depends on the layers below, because a layer may hide their files."""
+    """Return the layers with their keys. A key depends on the layers below, because unpacking reads their files."""
     steps: list[LayerStep] = []
     for layer in image.layers:
         definition = {"kind": KIND, "diff_id": layer.diff_id, "owners": owner_mode()}
@@ -321,7 +321,7 @@ class _Pull:
                     hint="nothing of this layer was published; the image is damaged, or somebody replaced the layer",
                 )
         facts, remote = _facts(unpacked), self.source.remote
-        if remote is not None:  # lets a push to the same registry skip the blob
+        if remote is not None:  # so that a later push to the same registry can skip this blob
             kind = layer.blob.media_type.rpartition("+")[2].rpartition(".")[2]
             facts[PULLED] = f"{kind} {layer.blob.digest} {layer.blob.size} {remote.host} {remote.repository}"
         return Made(staging / "tree", facts=facts, digests=unpacked.digests)
@@ -334,7 +334,7 @@ class _Pull:
         lost = dict.fromkeys(line for layer in layers for line in layer.facts.get("lost", "").split(_SEPARATOR) if line)
         lost |= dict.fromkeys(config.notes)
         user = "" if set(config.user.split(":")) <= {"", "0", "root"} else config.user
-        if user and not keeps_owners():  # the user could not write to its own files
+        if user and not keeps_owners():  # all files belong to one user, so another user could not write to them
             lost[f"commands run as root, not as {user}"] = None
             user = ""
         if lost:
@@ -351,18 +351,18 @@ class _Pull:
 
 
 def _visible(layers: list[LayerRecord]) -> list[LayerRecord]:
-    """Return the visible layers: the last layer that hides all layers below it, and the layers above."""
+    """Return the visible layers: the topmost layer that hides everything below it, and the layers above it."""
     bottom = max((index for index, layer in enumerate(layers) if "hides all" in layer.facts), default=0)
     return layers[bottom:]
 
 
 def keeps_owners() -> bool:
-    """Return whether unpacked files keep the image's owners; without root, all files belong to the current user."""
+    """Return whether unpacked files keep the image's owners; if not run as root, the current user owns all files."""
     return os.geteuid() == 0
 
 
 def owner_mode() -> str:
-    """Return the part of a layer's definition that says whether files keep their owners: ``kept`` or ``one``."""
+    """Return whether files keep their owners, for keys of layers: ``kept``, or ``one`` if one user owns all files."""
     return "kept" if keeps_owners() else "one"
 
 
@@ -372,7 +372,7 @@ def _facts(unpacked: Unpacked) -> dict[str, str]:
 
 
 def ensure_root(store: Store, hold: Lease | None = None) -> LayerRecord:
-    """Return the top layer of every container image, with mount points and links to per-sandbox files in /run."""
+    """Return the top layer of all container images: mount points, and links from /etc to per-sandbox files in /run."""
 
     def make(staging: Path) -> Made:
         with store_faults("write the mount points"):
@@ -413,7 +413,8 @@ def import_images(
     Args:
         path: the directory or the file; ``-`` for standard input.
         store: the store that receives the images.
-        name: the name of the only image; by default each image's tag, or the name that a private copy records.
+        name: the name, if there is only one image; the default is the image's tag or, in a private copy, the recorded
+            name.
         platform: the platform, for example ``linux/arm64``; by default that of this machine.
         private: whether the images may be private copies from another store (:mod:`.copies`), whose records are
             trusted.
@@ -450,7 +451,7 @@ def import_images(
 
 
 def tag_name(tag: str, path: Path) -> str:
-    """Return the default name of an imported image: its tag without engines' prefixes, or else the file's name."""
+    """Return the default name of an imported image: its tag without the prefix of engines, or else the file's name."""
     name = tag.removeprefix("localhost/").removesuffix(":latest")
     if not name:
         return default_name(f"oci:{path}")
@@ -459,7 +460,7 @@ def tag_name(tag: str, path: Path) -> str:
 
 @contextmanager
 def _opened(path: Path, store: Store, kind: str = "", tag: str = "") -> Iterator[OciLayout | DockerArchive]:
-    """Open a layout or an archive; detect the kind if it is empty."""
+    """Open a layout or an archive; detect its kind if ``kind`` is empty."""
     if kind == "oci" or (not kind and path.is_dir()):
         yield OciLayout(LayoutDirectory(path), tag)
         return
@@ -469,6 +470,6 @@ def _opened(path: Path, store: Store, kind: str = "", tag: str = "") -> Iterator
             with path.open("xb") as file:
                 shutil.copyfileobj(sys.stdin.buffer, file)
         archive = open_archive(path, staging)
-        # docker's archives may have both indexes, but only manifest.json has full names
+        # docker's archives may also have an index.json, but only manifest.json has full names
         is_docker = kind == "docker-archive" if kind else archive.has("manifest.json")
         yield (DockerArchive if is_docker else OciLayout)(archive, tag)

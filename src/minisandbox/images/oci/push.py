@@ -1,4 +1,4 @@
-"""Push an image of the store to a registry; send only the blobs that the registry lacks (distribution-spec, "Push")."""
+"""Push an image of the store to a registry; upload only blobs that the registry lacks (distribution-spec, "Push")."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Pushed:
         layers: the number of layers.
         sent: the number of sent layers; the registry had the other layers.
         bytes: the size of the sent layers in bytes.
-        lost: a description of properties that were lost when the image was pulled or built, for example file owners; ""
-            if nothing was lost.
+        lost: a description of file properties that were lost when the image was pulled or built, for example owners;
+            "" if nothing was lost.
     """
 
     reference: str
@@ -77,7 +77,7 @@ def push(
 
     Raises:
         InvalidValue: the reference is not a tag in a registry, or the image depends on the host's ``/usr``.
-        NotFound: there is no such image, or the registry does not create the repository.
+        NotFound: the image does not exist, or the repository does not exist and the registry does not create it.
         RegistryError: a request failed, or the registry rejected it.
         StoreError: a layer is damaged.
         DiskFull: the disk is full.
@@ -102,7 +102,7 @@ def push(
 
 @dataclass(slots=True)
 class _Registry:
-    """A registry as the target of :func:`.export.write_image`; sends blobs while the next layer is compressed.
+    """A registry as the target of :func:`.export.write_image`; uploads a blob while the next layer is compressed.
 
     Attributes:
         store: the store of the layers.
@@ -146,7 +146,7 @@ class _Registry:
                 return blob
         blob = ensure_blob(self.store.root, key, self.compression)
         if blob.digest not in self._uploads and (blob.digest in missing_digests or not self._has(blob.digest)):
-            file = self._files.enter_context(blob.path.open("rb"))  # a garbage collection may remove the file
+            file = self._files.enter_context(blob.path.open("rb"))  # stay readable after garbage collection
             self._uploads[blob.digest] = self._pool.submit(self._send, blob.digest, blob.size, file, session)
             self.sent, self.size = self.sent + 1, self.size + blob.size
         return blob
@@ -159,7 +159,7 @@ class _Registry:
             self._send(digest, len(text), io.BytesIO(text), "")
 
     def publish(self, manifest: bytes) -> str:
-        """Send the manifest, record that the registry has the layers, remove the local blobs; return the digest."""
+        """Send the manifest, record that the registry has the layers, and remove the local blobs; return the digest."""
         digest = str(describe(m.MANIFEST, manifest)["digest"])
         path = f"manifests/{self.target.tag}"
         self._connection.request("PUT", path, {"Content-Type": m.MANIFEST}, manifest).close()
@@ -188,13 +188,13 @@ class _Registry:
         return True
 
     def _candidates(self, key: str) -> Iterator[tuple[LayerBlob, str]]:
-        """Yield the blobs of a layer that the registry may already have, each with its repository."""
+        """Yield (blob, repository) for each blob of a layer that the registry may already have."""
         if (recorded := known_blob(self.store.root, key, self.compression)) is not None:
             record = read_blobs(self.store.root, key)
             yield recorded, (record.places if record is not None else {}).get(self.target.host, self.target.repository)
         layer = self.store.layer(key)
-        match = _PULLED.fullmatch(layer.facts.get(PULLED, ""))  # the record may be another store's
-        if match and match[1] == self.compression and not self.private:  # private copies have only our blobs
+        match = _PULLED.fullmatch(layer.facts.get(PULLED, ""))  # the fact may come from another store's record
+        if match and match[1] == self.compression and not self.private:  # a private copy needs a blob that we created
             _, digest, size, host, repository = match.groups()
             blob = LayerBlob(self.store.root, str(layer.step.get("diff_id", "")), digest, int(size))
             yield blob, repository if host == self.target.host else self.target.repository
@@ -209,7 +209,7 @@ class _Registry:
         """Send a blob; resume after an interruption."""
         for attempt in range(ATTEMPTS):
             try:
-                if attempt and self._has(digest):  # the blob arrived, only the response was lost
+                if attempt and self._has(digest):  # the blob was received, but the response was lost
                     return
                 session, sent = self._progress(session) if session and attempt else (session or self._begin(), 0)
                 if sent < size:
@@ -219,7 +219,7 @@ class _Registry:
             except RegistryError as error:
                 if attempt == ATTEMPTS - 1 or not error.transient:
                     raise
-            except NotFound:  # the upload session has expired, so start again
+            except NotFound:  # the upload session has expired: start a new one
                 if attempt == ATTEMPTS - 1:
                     raise
                 session = ""
@@ -234,7 +234,7 @@ class _Registry:
             return self._address(response)
 
     def _progress(self, session: str) -> tuple[str, int]:
-        """Return the URL to resume an upload at, and the number of bytes that the registry has received."""
+        """Return the URL for resuming an upload, and the number of bytes that the registry has received."""
         with self._connection.request("GET", session) as response:
             match = _RANGE.fullmatch(response.headers.get("Range", ""))
             return self._address(response), int(match[1]) + 1 if match and match[1] != "0" else 0

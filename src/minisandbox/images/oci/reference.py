@@ -15,13 +15,13 @@ from minisandbox.spec import DOCKER_HUB, Local, Remote, has_host, is_repository,
 from minisandbox.types import JSONValue
 
 ARCHIVE_NAMES = "names"
-"""The key of an image's note that lists the references by which its archive names it."""
+"""Name of the note that lists the references by which an archive names the image."""
 _NAME_MOST = 200
 _MANUAL = "see containers-registries.conf(5)"
 
 
 def default_name(reference: str) -> str:
-    """Return an image's default name in the store: its reference, in characters that file names allow.
+    """Return an image's default name in the store: its reference without the characters that file names disallow.
 
     ``python:3.12`` is ``python-3.12``, ``ghcr.io/a/b:c`` is ``ghcr.io_a_b-c``.
 
@@ -55,7 +55,7 @@ def is_of(reference: Remote | Local, notes: Mapping[str, str]) -> bool:
 
 
 def archive_names(names: Iterable[str]) -> str:
-    """Return the references among the names of an image in an archive, separated by spaces, for the image's record.
+    """Select the references among the names of an archived image, and join them by spaces for the image's record.
 
     A bare tag, which may be the only name in an OCI layout, is not a reference.
     """
@@ -70,7 +70,7 @@ def archive_names(names: Iterable[str]) -> str:
 def is_named(reference: str, notes: Mapping[str, str]) -> bool:
     """Return whether an image was imported from an archive that names it by this reference.
 
-    A name without a host also matches names below ``localhost/``, which podman and buildah give to images they build.
+    A name without a host also matches ``localhost/NAME``, the name that podman and buildah give to a built image.
     """
     names = (reference,) if has_host(reference) else (reference, f"localhost/{reference}")
     return any(str(parse_remote(name)) in notes.get(ARCHIVE_NAMES, "").split() for name in names)
@@ -85,7 +85,7 @@ def origin(notes: Mapping[str, str]) -> str:
 
 
 def configuration_files() -> list[Path]:
-    """Return podman's configuration files of registries; later files override earlier ones."""
+    """Return the paths of podman's registry configuration files; later files override earlier files."""
     home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config", "containers")
     if config_file := os.environ.get("CONTAINERS_REGISTRIES_CONF"):
         return [Path(config_file)]
@@ -97,11 +97,11 @@ def configuration_files() -> list[Path]:
 
 
 def locations_of(reference: Remote, files: Sequence[Path] | None = None) -> list[Remote]:
-    """Return the image's references in all registries to try: mirrors in order, then its registry or the replacement.
+    """Return the references to try in order: the image in each mirror, then in its (possibly replaced) registry.
 
     Args:
         reference: the image.
-        files: configuration files; None for those of this machine.
+        files: configuration files; None for the default files of this machine.
 
     Raises:
         InvalidValue: a file is malformed, or blocks the reference.
@@ -131,7 +131,7 @@ def locations_of(reference: Remote, files: Sequence[Path] | None = None) -> list
 
 
 def _match_length(prefix: str, name: str) -> int:
-    """Return the length of the part of an image's name that a configured prefix matches, or 0."""
+    """Return the length of the part of an image's name that a configured prefix matches; 0 if it does not match."""
     if prefix.startswith("*."):
         host, _, _ = name.partition("/")
         return len(host) if host.endswith(prefix[1:]) else 0
@@ -140,7 +140,7 @@ def _match_length(prefix: str, name: str) -> int:
 
 
 def _serves(mirror: Mapping[str, JSONValue], reference: Remote, digests_only: bool) -> bool:
-    """Return whether a mirror serves a reference; some mirrors serve only digests or only tags."""
+    """Return whether a mirror may be used for a reference; a mirror may be restricted to digests or to tags."""
     kind = "digest-only" if digests_only else mirror.get("pull-from-mirror", "all")
     return kind in ("all", "digest-only" if reference.digest else "tag-only")
 

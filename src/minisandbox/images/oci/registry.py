@@ -29,7 +29,7 @@ _AT_ONCE = 4
 _CHUNK = 1 << 18
 _SLOWEST = 1 << 10
 _PATIENCE = 60.0
-"""Seconds over which the transfer rate of a blob is averaged; it must reach 1 KiB per second."""
+"""Seconds over which the transfer rate of a blob is averaged. An average below 1 KiB per second counts as a stall."""
 
 
 class _Interrupted(Exception):
@@ -46,7 +46,7 @@ class Registry:
         report: called for each blob.
         on_layer: called for each layer as soon as it is in the store.
         limit: the rate limit from the manifest's response; None if unknown.
-        cached_manifest: the manifest after the first request; None before.
+        cached_manifest: the manifest; None before the first request.
     """
 
     reference: Remote
@@ -68,7 +68,7 @@ class Registry:
 
     @property
     def remote(self) -> Remote:
-        """The repository of the image's blobs."""
+        """The repository that the image's blobs come from."""
         return self.reference
 
     def manifest(self, platform: m.Platform) -> m.Manifest:
@@ -129,7 +129,7 @@ class Registry:
         return self._connection
 
     def release(self) -> None:
-        """Release the connection's memory until the pull starts; keep the manifest."""
+        """Release the memory of the connection, which the pull opens again; keep the manifest."""
         if self._connection is not None:
             self._connection.release()
 
@@ -140,7 +140,7 @@ class Registry:
 
     @contextmanager
     def layer(self, layer: m.Layer) -> Iterator[Blob]:
-        """Wait for the blob of a layer and open it; remove the blob if it turns out to be malformed."""
+        """Wait for the blob of a layer and open it; remove the blob if it is malformed."""
         with self._opened(layer.blob) as (file, path):
             try:
                 yield Blob(file, layer.blob.digest, f"{self.name}: layer {layer.blob.digest}")
@@ -157,7 +157,7 @@ class Registry:
                 path = self._begin(blob).result()
             except NotFound as error:
                 raise m.foreign_layer(self.name, blob) if blob.is_foreign else error from error
-            except RegistryError:  # let a later attempt fetch it again
+            except RegistryError:  # forget the failed download, so that a retry starts a new one
                 self._downloads.pop(blob.digest, None)
                 raise
             try:
@@ -230,7 +230,7 @@ class Registry:
             try:
                 check_hash(hasher, blob.digest, f"a layer that registry {connection.remote.host} sends")
             except ImageRefused:
-                file.truncate(0)  # start again: a damaged download cannot be resumed
+                file.truncate(0)  # discard the damaged download; the retry starts at byte 0
                 if is_last:
                     raise
                 return False
@@ -282,15 +282,13 @@ class Registry:
         """Cancel running downloads; keep partial downloads for the next attempt."""
         self._cancelled.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
-        for (
-            path
-        ) in self._published_paths:  # remove files that a download has recreated after another pull published the layer
+        for path in self._published_paths:  # a late download may have created the file again
             remove_download(self.store, path)
 
 
 @contextmanager
 def open_registry(reference: Remote, store: Store, report: Callable[[str], None]) -> Iterator[Registry]:
-    """Open an image in a registry as a source; cancel its downloads when the body ends.
+    """Open an image in a registry as the source of a pull; cancel its downloads when the body ends.
 
     Args:
         reference: the image.
@@ -314,7 +312,7 @@ def _chunks(response: http.client.HTTPResponse) -> Iterator[bytes]:
 
 
 def _rehash(file: IO[bytes], hasher: hashlib._Hash) -> int:
-    """Hash the bytes that earlier attempts received; return the number of bytes."""
+    """Hash the bytes that earlier attempts have received; return their number."""
     file.seek(0)
     received = 0
     while chunk := file.read(_CHUNK):
@@ -325,7 +323,7 @@ def _rehash(file: IO[bytes], hasher: hashlib._Hash) -> int:
 
 @contextmanager
 def _truncation_errors(name: str) -> Iterator[None]:
-    """Turn a truncated response in the body into a RegistryError."""
+    """Convert the error for a truncated response in the body to a RegistryError."""
     try:
         yield
     except MiniSandboxError:

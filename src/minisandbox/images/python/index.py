@@ -1,4 +1,4 @@
-"""Network access of build steps: package index settings, proxies and certificates of the host."""
+"""Configure the network access of build steps: package index, proxies and certificates of the host."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from minisandbox.types import Mount, Network
 _UV_TIMEOUT = 30.0
 _USER = re.compile(r"^([^/?#]*://)[^/?#]*@")
 _FIND_LOCK = threading.Lock()
-"""A lock around ``find_uv_bin``, which reads sysconfig: a second thread may see half-initialised variables."""
+"""Lock for ``find_uv_bin``, which reads sysconfig and is not thread-safe: variables may be half initialised."""
 _QUIET = {
     "PIP_CACHE_DIR": "/tmp/build/pip-cache",  # noqa: S108 - in the sandbox, removed with it
     "PIP_CONFIG_FILE": "/dev/null",
     "PIP_ROOT_USER_ACTION": "ignore",
-    # On the same file system as the environment, so that uv can hard link files; removed at the end of the step.
+    # On the file system of the environment, so that uv can hard-link files; removed at the end of the step.
     "UV_CACHE_DIR": "/var/tmp/uv-cache",  # noqa: S108 - in the sandbox
     "UV_LINK_MODE": "hardlink",
     "UV_NO_CONFIG": "1",
@@ -103,7 +103,7 @@ def find_uv() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class StepAccess:
-    """The network of a step, with the variables and mounts that its commands need for it.
+    """The network of a step, with the variables and mounts that its commands need to use the network.
 
     Attributes:
         network: the network.
@@ -117,12 +117,13 @@ class StepAccess:
 
 
 def index_access(url: str) -> StepAccess:
-    """Return access to only the package index, through the sandbox's network proxy.
+    """Return access to the package index alone, through the sandbox's network proxy.
 
     Args:
         url: the URL of MiniSandbox's own index on the host's loopback.
     """
-    direct = dict.fromkeys(("no_proxy", "NO_PROXY"), "")  # use the proxy: the sandbox's own loopback has no index
+    # Never bypass the proxy, because the sandbox's own loopback does not reach the index.
+    direct = dict.fromkeys(("no_proxy", "NO_PROXY"), "")
     return StepAccess(Network.allow(urlsplit(url).netloc, private=True), {**_index_variables(url), **direct})
 
 
@@ -155,7 +156,7 @@ def host_access(url: str | None, settings: IndexSettings, step: str) -> StepAcce
 
 
 def _index_variables(url: str) -> dict[str, str]:
-    # Long timeouts: MiniSandbox's index responds only after the configured index, to which the host's timeout applies.
+    # Use long timeouts, because MiniSandbox's index waits for the configured index, which has its own timeout.
     return {
         **_QUIET,
         "PIP_INDEX_URL": url,

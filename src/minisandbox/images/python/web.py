@@ -94,13 +94,13 @@ class Web:
                 raise SourceError(summary, reason=f"the server answered {error.code} {error.reason}".rstrip()) from None
             yield None
         except (OSError, HTTPException, ValueError) as error:
-            if isinstance(error, OSError) and error.errno in FULL:  # a full local disk is not a network error
+            if isinstance(error, OSError) and error.errno in FULL:  # a full disk is not a network error
                 raise
             reason = str(getattr(error, "reason", "") or error) or type(error).__name__
             raise SourceError(summary, reason=reason, hint=_HINT) from None
 
     def client(self, url: str) -> HttpClient:
-        """Return the HTTP client for a URL; trusted hosts have a client that does not verify certificates."""
+        """Return the HTTP client for a URL. For hosts that the user trusts, it does not verify certificates."""
         verify = urlsplit(url).hostname not in {name.partition(":")[0] for name in self.settings.trusted_hosts}
         if verify not in self._clients:
             proxies = {name.removesuffix("_proxy"): value for name, value in self.settings.proxies}
@@ -117,7 +117,7 @@ class Web:
 
 
 class _Credentials(urllib.request.BaseHandler):
-    """A urllib handler that sends an index's credentials only to the index's server, which also serves its files."""
+    """A urllib handler that sends the credentials of an index to the server of that index only."""
 
     def __init__(self, urls: Iterable[str]) -> None:
         self._headers: dict[tuple[str, str | None, int | None], str] = {}

@@ -1,4 +1,4 @@
-"""The shell scripts that run inside build sandboxes, their paths there, and the order of the build steps."""
+"""Compose the shell scripts that run in build sandboxes; define their paths there and the order of the build steps."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import PurePosixPath
 
 BUILD = PurePosixPath("/tmp/build")  # noqa: S108 - in the sandbox, removed with it
 IMAGE = PurePosixPath("/image")
-"""The path where MiniSandbox's own tools see the root of the image."""
+"""The path at which the image's root is mounted for MiniSandbox's own tools."""
 MOUNTS = PurePosixPath("/run/minisandbox")
 
 RANKS = ("base", "system", "python", "requirements", "source", "install", "by_hand", "tests", "repository", "task")
-"""The names of the steps, from the bottom up. The modification time of a file depends on the rank of its step."""
+"""The names of the steps, bottom first. A file's mtime depends on the rank of the step that writes it."""
 
 
 def script(*names: str, **variables: str) -> str:

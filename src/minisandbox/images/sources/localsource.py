@@ -1,7 +1,7 @@
 """List, hash and pack the files of a local directory without following a link.
 
-Other processes may modify the directory meanwhile, so checking a path before opening it would be a race. Every file is
-therefore opened relative to a descriptor of the directory, where the kernel follows no link, and checked afterwards.
+Other processes may modify the directory meanwhile, so checking a path before opening it would be a race. Therefore,
+each file is first opened relative to a descriptor of the directory, without following links, and then checked.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LIST_TIMEOUT = 120.0
 _LARGEST = 1 << 31
 """The maximum size of a file in bytes, because files are read into memory."""
 _GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV})
-"""The errors of a path that is missing, has a link or file as parent, or leads out of the source (forged index)."""
+"""Error numbers for a path that is missing, has a link or file as parent, or leads out of the source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def _check_place(root_fd: int, source: LocalSource) -> None:
 
 
 def _tracked(root: Path) -> list[str] | None:
-    """Return the files that git tracks or would add, including submodules; None outside of a work tree."""
+    """Return the files that git tracks or would add, including those of submodules; None outside a work tree."""
     paths = _listed(root, "--cached", "--others", "--exclude-standard")
     if paths is None:
         return None
@@ -123,7 +123,7 @@ def _tracked(root: Path) -> list[str] | None:
 
 def _listed(root: Path, *options: str) -> list[str] | None:
     command = ["-C", str(root), "ls-files", "-z", *options, "--", "."]
-    # in a work tree, git must not fail: listing all files instead would include ignored files
+    # In a work tree, a failure of git is an error: a plain listing would include ignored files.
     is_work_tree = any((folder / ".git").exists() for folder in (root, *root.parents))
     try:
         process = run_git(command, timeout=_LIST_TIMEOUT)
@@ -154,7 +154,7 @@ def _read(root_fd: int, path: str) -> tuple[str, bytes] | None:
     try:
         fd = sc.openat2(root_fd, path, os.O_PATH | os.O_NOFOLLOW, sc.RESOLVE_INSIDE)
     except OSError as error:
-        if error.errno in _GONE:  # a tracked file may be missing
+        if error.errno in _GONE:  # git also lists deleted files
             return None
         raise
     try:
@@ -165,7 +165,7 @@ def _read(root_fd: int, path: str) -> tuple[str, bytes] | None:
             return None
         if status.st_size > _LARGEST:
             raise SourceError(f"{path!r} is too large for a source", reason=f"it has {status.st_size} bytes")
-        # open the checked inode, not the path, which may have been replaced
+        # Open the inode that was checked, because the path may have been replaced meanwhile.
         with open(os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             return ("program" if status.st_mode & stat.S_IXUSR else "file"), file.read(status.st_size)
     finally:

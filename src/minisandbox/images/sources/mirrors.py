@@ -1,8 +1,8 @@
 """Local mirrors of git repositories: fetch each requested commit once, and export its tree without history.
 
-A mirror keeps all commits requested so far, which share their objects, so another commit of the same repository needs
-only a small download. An image receives a pack of the commit's tree, without history. In this tree, the files of
-submodules replace their gitlinks.
+A mirror keeps all commits that were requested. Commits share objects, so another commit of the same repository needs
+only a small download. An image receives a pack of the commit's tree, without history, in which the files of submodules
+replace their gitlinks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _REFUSED = re.compile(
     r"unadvertised object|not our ref|want [0-9a-f]+ not valid|no such remote ref|couldn't find remote ref"
     r"|not support shallow"
 )
-"""Git's messages about servers that send only commits of branches and tags, or no shallow commits (dumb HTTP)."""
+"""Git's messages if a server does not send commits by id, or no shallow commits (dumb HTTP)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class _Merged:
 
     Attributes:
         entries: the lines of ``git ls-tree -r -z`` for all files.
-        stores: the object directories of the superproject and the submodules.
+        stores: the git object directories of the superproject and the submodules.
         submodules: the paths of the submodules.
     """
 
@@ -68,8 +68,8 @@ class Mirrors:
     Attributes:
         store: the store whose directory ``repositories`` holds the mirrors.
         clones: a directory with existing clones, bare or not, at most two levels deep; None for no clones. Clones named
-            ``OWNER/NAME``, ``OWNER__NAME`` or ``NAME`` are tried first, then all others, because only the commit
-            decides the content. Clones are only read.
+            ``OWNER/NAME``, ``OWNER__NAME`` or ``NAME`` are tried first, then all others, because the commit id alone
+            determines the content. Clones are never changed.
     """
 
     store: Store
@@ -92,7 +92,7 @@ class Mirrors:
             DiskFull: the disk is full.
         """
         repository = self._repository(source, timeout)
-        # a commit of a shallow fetch lacks its parents, but its tree is complete
+        # Read the tree, which is complete even if a shallow fetch lacks the commit's parents.
         tree = _git(source, repository, "rev-parse", "--verify", f"{source.commit}^{{tree}}").strip()
         objects, merged = repository, _Merged([], [], [])
         self._merge(merged, source, repository, b"", timeout)
@@ -106,7 +106,7 @@ class Mirrors:
         return CommitPack(pack, tree, tuple(merged.submodules), _described(repository, source))
 
     def _merge(self, merged: _Merged, source: GitSource, repository: Path, prefix: bytes, timeout: float) -> None:
-        """Add the files of a commit, and of its submodules recursively; keep gitlinks that git would not check out.
+        """Add the files of a commit and, recursively, of its submodules; keep gitlinks of submodules without checkout.
 
         Args:
             merged: the collection to extend.
@@ -133,9 +133,9 @@ class Mirrors:
             self._merge(merged, submodule, submodule_repository, prefix + path + b"/", timeout)
 
     def _of_submodule(self, submodule: GitSource, source: GitSource, path: str, timeout: float) -> Path:
-        """Return a repository with a submodule's commit; fetch the commit if necessary."""
+        """Return a repository that contains a submodule's commit; fetch the commit if it is missing."""
         try:
-            # a remote .gitmodules must not name a repository of this machine
+            # The .gitmodules of a remote repository must not give access to repositories of this machine.
             return self._repository(submodule, timeout, local=_is_local(source.url))
         except SourceError as error:
             name = "/".join(name_parts(submodule.url)) or "OWNER/NAME"
@@ -159,7 +159,7 @@ class Mirrors:
         return self.store.root / "repositories" / mirror_name(_location(source))
 
     def _repository(self, source: GitSource, timeout: float, *, local: bool = True) -> Path:
-        """Return a repository with a commit; fetch the commit if necessary. ``local`` allows paths of this machine."""
+        """Return a repository that contains a commit; fetch it if missing. ``local`` allows paths of this machine."""
         local_clones, mirror = self._local_clones(source), self._mirror(source)
         is_refused = _is_local(source.url) and not local
         for path in local_clones if is_refused else (*local_clones, mirror):
@@ -192,7 +192,7 @@ def _canonical(url: str) -> str:
 
 
 def origin(source: GitSource) -> str:
-    """Return a hash of the repository for layers' keys, so that a commit id alone gives no access to a layer."""
+    """Return a hash of the URL for layer keys, so that knowing a commit id does not suffice to use a layer."""
     return _url_digest(_location(source))
 
 
@@ -218,9 +218,9 @@ def _fetch_one(source: GitSource, mirror: Path, timeout: float) -> bool:
     """Fetch only the commit; return False if the server refuses to send a commit by its id.
 
     Raises:
-        SourceError: the fetch failed for another reason. Fetching more would fail as well, or take hours.
+        SourceError: the fetch failed for another reason, so that fetching all branches would fail too, or take hours.
     """
-    refspec = f"{source.commit}:refs/kept/{source.commit}"  # a ref protects the objects from git gc
+    refspec = f"{source.commit}:refs/kept/{source.commit}"  # the ref protects the commit from git gc
     command = ("fetch", "--quiet", "--no-tags", "--depth=1", "--", _location(source), refspec)
     process = _run(source, mirror, *command, timeout=timeout, check=False, fetches=True)
     if process.returncode == 0:
@@ -232,7 +232,7 @@ def _fetch_one(source: GitSource, mirror: Path, timeout: float) -> bool:
 
 
 def _fetch_branches(source: GitSource, mirror: Path, timeout: float) -> None:
-    """Fetch all branches and tags, but no pull requests, of which there may be tens of thousands.
+    """Fetch all branches and tags; skip refs of pull requests, of which there may be tens of thousands.
 
     Raises:
         SourceError: the fetch failed, or no branch or tag contains the commit.
@@ -268,7 +268,7 @@ def _objects(repository: Path, source: GitSource) -> Path:
 
 
 def _write_tree(merged: _Merged, target: Path, repository: Path, source: GitSource) -> str:
-    """Write the tree of merged files into a new repository that borrows their objects; return the tree's name."""
+    """Write the tree of merged files into a new repository that borrows their objects; return the tree's id."""
     object_format = _git(source, repository, "rev-parse", "--show-object-format").strip()
     init = ("init", "--quiet", "--bare", "--template=", f"--object-format={object_format}")
     _git(source, target.parent, *init, str(target))
@@ -320,7 +320,7 @@ def _failure(source: GitSource, message: str) -> SourceError | DiskFull:
 
 
 def _git_messages(source: GitSource, message: str) -> list[str]:
-    """Return the lines of git's messages without the URL's secrets, because git prints a URL with its query."""
+    """Return the lines of git's messages; redact the URL, because git prints URLs with secrets in the query."""
     for url in (source.url, without_credentials(source.url)):
         message = message.replace(url, shown(source.url))
     return [line for line in message.splitlines() if line.strip()]

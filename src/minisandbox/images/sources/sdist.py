@@ -18,7 +18,7 @@ _SHOWN = 12
 
 
 def fetch_sdist(source: SdistSource, store: Store, settings: IndexSettings | None = None) -> Path:
-    """Return a verified source archive; download it if the store lacks it.
+    """Return the path of a verified source archive; download the archive if it is not in the store.
 
     Args:
         source: the project and version.
