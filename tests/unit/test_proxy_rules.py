@@ -179,8 +179,8 @@ def test_addresses(private: bool) -> None:
 
 def test_this_machines_own_addresses_are_private_ones() -> None:
     with pytest.raises(RefusedError, match="this machine's own"):
-        Rules(("host",)).check_address("1.1.1.1", local=True)
-    Rules(("host",), private=True).check_address("1.1.1.1", local=True)
+        Rules(("host",)).check_address("1.1.1.1", is_local=True)
+    Rules(("host",), private=True).check_address("1.1.1.1", is_local=True)
 
 
 # --- requests --------------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ _MOST_MESSAGE = 1 << 18
 _DESCRIPTORS = 4
 """Descriptors received per sandbox: its listener, its pidfd, and the two of :class:`.proxy.Reports`."""
 _OWN, _EACH = 16, _DESCRIPTORS + 1
-"""Descriptors that the gateway needs for itself, and per sandbox, including a pidfd of its proxy."""
+"""Number of descriptors that the gateway needs for itself, and per sandbox (with the pidfd of its proxy)."""
 _RETRY = 0.5
 """Seconds until a failed fork is retried, and until a killed proxy is replaced."""
 KILLED = "its network proxy was killed: open connections are cut off, the next one starts another"
@@ -48,7 +48,7 @@ def main(connection: socket.socket, controller: int) -> NoReturn:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # waitpid(2) fails if it is ignored
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # waitpid(2) would fail if SIGCHLD were ignored
     _, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, maximum))
     sc.overwrite_arguments("minisandbox-gateway")
@@ -58,13 +58,13 @@ def main(connection: socket.socket, controller: int) -> NoReturn:
     sc.prctl(sc.PR_SET_NO_NEW_PRIVS, 1)
     sc.capset(0)
     gc.collect()
-    gc.freeze()  # a collection would copy every page it touches in each child
+    gc.freeze()  # a garbage collection would copy every page that it touches in each child
     sc.trim_memory()
     _Gateway(connection, controller, maximum).serve()
 
 
 @dataclass(slots=True, eq=False)
-class _Tenant:
+class _Sandbox:
     """One run of a sandbox, until its pid 1 exits.
 
     Attributes:
@@ -72,7 +72,7 @@ class _Tenant:
         listener: listening socket inside the sandbox; -1 once the sandbox has ended.
         init_pidfd: pidfd of its pid 1.
         reports: receives its proxy's reports of refusals.
-        pid: pid of its proxy; 0 without a proxy.
+        pid: pid of its proxy; 0 if none is running.
     """
 
     terms: proxy.ProxyTerms
@@ -87,7 +87,7 @@ class _Gateway:
         self._connection = connection
         self._poll = select.poll()
         self._callbacks: dict[int, _Callback] = {}
-        self._paused: deque[tuple[float, _Tenant]] = deque()
+        self._paused: deque[tuple[float, _Sandbox]] = deque()
         self._proxies: set[int] = set()
         self._capacity: float = float("inf") if most_files == resource.RLIM_INFINITY else (most_files - _OWN) // _EACH
         connection.setblocking(False)
@@ -104,7 +104,8 @@ class _Gateway:
                 for descriptor, events in self._poll.poll(self._timeout())
             ]
             for descriptor, events, callback in ready:
-                if self._callbacks.get(descriptor) is callback:  # a callback may have closed and reused the descriptor
+                # an earlier callback may have closed the descriptor, and its number may be in use again
+                if self._callbacks.get(descriptor) is callback:
                     callback(events)
             while self._paused and self._paused[0][0] <= time.monotonic():
                 self._watch_listener(self._paused.popleft()[1])
@@ -146,62 +147,62 @@ class _Gateway:
         for _, _, packed in ancillary:
             descriptors.frombytes(packed[: len(packed) - len(packed) % descriptors.itemsize])
         if len(descriptors) == _DESCRIPTORS and self._capacity > 0:
-            self._admit(message, *descriptors)
+            self._register(message, *descriptors)
             return
         for descriptor in descriptors:
             os.close(descriptor)
         with contextlib.suppress(OSError):
             self._connection.send(message["id"].encode())
 
-    def _admit(self, message: dict[str, Any], listener: int, init_pidfd: int, reports: int, counter: int) -> None:
+    def _register(self, message: dict[str, Any], listener: int, init_pidfd: int, reports: int, counter: int) -> None:
         """Serve a sandbox until its pid 1 exits."""
         allow_rules = rules.Rules(tuple(message["hosts"]), bool(message["private"]))
         terms = proxy.ProxyTerms(allow_rules, rules.Upstream(*message["upstream"]), float(message["unused"]))
-        tenant = _Tenant(terms, listener, init_pidfd, proxy.Reports(socket.socket(fileno=reports), counter))
+        sandbox = _Sandbox(terms, listener, init_pidfd, proxy.Reports(socket.socket(fileno=reports), counter))
         self._capacity -= 1
-        self._watch(init_pidfd, lambda _: self._dismiss(tenant))
-        self._watch_listener(tenant)
+        self._watch(init_pidfd, lambda _: self._release(sandbox))
+        self._watch_listener(sandbox)
 
-    def _watch_listener(self, tenant: _Tenant) -> None:
-        if tenant.listener >= 0:
-            self._watch(tenant.listener, lambda events: self._start_proxy(tenant, events))
+    def _watch_listener(self, sandbox: _Sandbox) -> None:
+        if sandbox.listener >= 0:
+            self._watch(sandbox.listener, lambda events: self._start_proxy(sandbox, events))
 
-    def _watch_listener_later(self, tenant: _Tenant) -> None:
-        self._paused.append((time.monotonic() + _RETRY, tenant))
+    def _watch_listener_later(self, sandbox: _Sandbox) -> None:
+        self._paused.append((time.monotonic() + _RETRY, sandbox))
 
-    def _dismiss(self, tenant: _Tenant) -> None:
-        """Release a sandbox that has ended, because its listening socket keeps the network namespace alive."""
-        for descriptor in (tenant.init_pidfd, tenant.listener):
+    def _release(self, sandbox: _Sandbox) -> None:
+        """Close the descriptors of a sandbox that has ended; its listening socket keeps the network namespace alive."""
+        for descriptor in (sandbox.init_pidfd, sandbox.listener):
             self._unwatch(descriptor)
             os.close(descriptor)
-        tenant.init_pidfd = tenant.listener = -1
-        tenant.reports.close()
+        sandbox.init_pidfd = sandbox.listener = -1
+        sandbox.reports.close()
         self._capacity += 1
-        if tenant.pid:
-            os.kill(tenant.pid, signal.SIGKILL)
+        if sandbox.pid:
+            os.kill(sandbox.pid, signal.SIGKILL)
 
     # --- proxies -----------------------------------------------------------------------------------------------------
 
-    def _start_proxy(self, tenant: _Tenant, events: int) -> None:
+    def _start_proxy(self, sandbox: _Sandbox, events: int) -> None:
         """Fork a proxy, which accepts the pending connection."""
-        self._unwatch(tenant.listener)
+        self._unwatch(sandbox.listener)
         if events & ~select.POLLIN:  # the socket was shut down; poll(2) would report that forever
             return
         try:
-            tenant.pid, pidfd = self._fork(tenant)
+            sandbox.pid, pidfd = self._fork(sandbox)
         except OSError:  # out of processes, memory or descriptors
-            self._watch_listener_later(tenant)
+            self._watch_listener_later(sandbox)
             return
-        self._proxies.add(tenant.pid)
-        self._watch(pidfd, lambda _: self._reap(tenant, pidfd))
+        self._proxies.add(sandbox.pid)
+        self._watch(pidfd, lambda _: self._reap(sandbox, pidfd))
 
-    def _fork(self, tenant: _Tenant) -> tuple[int, int]:
+    def _fork(self, sandbox: _Sandbox) -> tuple[int, int]:
         """Fork a proxy; return its pid and its pidfd."""
         gateway = os.getpid()
         pid = os.fork()
         if not pid:
             try:
-                proxy.main(tenant.terms, tenant.listener, tenant.reports, gateway)
+                proxy.main(sandbox.terms, sandbox.listener, sandbox.reports, gateway)
             finally:
                 os._exit(1)
         try:
@@ -211,15 +212,15 @@ class _Gateway:
             os.waitpid(pid, 0)
             raise
 
-    def _reap(self, tenant: _Tenant, pidfd: int) -> None:
+    def _reap(self, sandbox: _Sandbox, pidfd: int) -> None:
         """Reap a proxy that has exited, and watch its sandbox's listener again."""
         self._unwatch(pidfd)
         os.close(pidfd)
-        _, status = os.waitpid(tenant.pid, 0)
-        self._proxies.discard(tenant.pid)
-        tenant.pid = 0
+        _, status = os.waitpid(sandbox.pid, 0)
+        self._proxies.discard(sandbox.pid)
+        sandbox.pid = 0
         if status == 0:
-            self._watch_listener(tenant)
-        elif tenant.listener >= 0:
-            tenant.reports.say(KILLED)
-            self._watch_listener_later(tenant)
+            self._watch_listener(sandbox)
+        elif sandbox.listener >= 0:
+            sandbox.reports.say(KILLED)
+            self._watch_listener_later(sandbox)

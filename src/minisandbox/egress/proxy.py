@@ -28,7 +28,7 @@ from . import rules, sni
 MOST_CONNECTIONS = 256
 """Maximum concurrent connections."""
 _MOST_FILES = 2 * MOST_CONNECTIONS + 128
-"""Maximum descriptors: two per connection, and some for this process and its name lookups."""
+"""Maximum number of descriptors: two per connection, and more for this process and its name lookups."""
 _MOST_UNSENT = 1 << 17
 """Maximum unsent bytes for a slow server. The kernel would buffer 4 MB per connection, charged to no sandbox."""
 _CHUNK = 1 << 16
@@ -107,7 +107,7 @@ def main(terms: ProxyTerms, listener: int, reports: Reports, gateway: int) -> No
         gateway: pid of the gateway, the parent of this process.
     """
     sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == gateway:  # otherwise the gateway exited before the prctl call
+    if os.getppid() == gateway:  # else the gateway has exited before the prctl call
         sc.overwrite_arguments("minisandbox-network")
         _close_all_but({0, 1, 2, listener, *reports.filenos()})
         _, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -154,8 +154,8 @@ class SandboxProxy:
 
         Args:
             listener: listening socket inside the sandbox.
-            on_idle: called when no program has connected for a while, and never while a connection is open. Connections
-                that are not accepted yet stay in the listener's queue, where the gateway sees them.
+            on_idle: called when no connection is open and no program has connected for a while. Connections that are
+                not accepted yet stay in the listener's queue, where the gateway sees them.
         """
         self._loop = asyncio.get_running_loop()
         self._listener = listener
@@ -168,7 +168,7 @@ class SandboxProxy:
         """Accept a single connection per event, so that a flood of connections cannot block other tasks."""
         try:
             client, _ = self._listener.accept()
-        except BlockingIOError:  # the client has reset the connection already
+        except BlockingIOError:  # the client has already reset the connection
             return
         except OSError:  # out of descriptors
             self._loop.remove_reader(self._listener)
@@ -206,7 +206,7 @@ class SandboxProxy:
                 await client.answer(_refusal(refused.public_message))
             except _UnreachableError as error:
                 await client.answer(rules.answer("502", str(error)))
-            except OSError:  # a timeout is one
+            except OSError:  # TimeoutError is a subclass
                 client.reset()
 
     async def _carry_out(self, client: _Peer, request: rules.ProxyRequest) -> None:
@@ -273,11 +273,11 @@ class SandboxProxy:
         addresses, refusal = [], None
         for address in await self._resolve(target.host):
             try:
-                self._allowed.check_address(address, local=_is_own(address))
+                self._allowed.check_address(address, is_local=_is_own(address))
                 addresses.append(address)
             except rules.RefusedError as error:
                 refusal = error
-        if refusal is not None and not addresses:  # code inside must not learn which address a name has on the host
+        if refusal is not None and not addresses:  # the response must not reveal the address of a name on the host
             message = f"{target}: its address is refused; the sandbox's owner sees why"
             raise rules.RefusedError(f"{target}: {refusal}", message)
         return await _connect_any(addresses, target)
@@ -297,8 +297,8 @@ class SandboxProxy:
             lines = [f"CONNECT {request.target} HTTP/1.1", f"Host: {request.target}"]
             lines += [f"Proxy-Authorization: {hop.authorization}"] if hop.authorization else []
             await server.send("\r\n".join((*lines, "", "")).encode())
-            if problem := rules.not_a_tunnel(await server.read_head()):
-                raise _UnreachableError(f"{request.target}: the proxy of this machine answers {problem}")
+            if failure := rules.not_a_tunnel(await server.read_head()):
+                raise _UnreachableError(f"{request.target}: the proxy of this machine answers {failure}")
             any_protocol = request.method == "CONNECT" and self._allowed.names_port(request.target)
             if server.data and not any_protocol:
                 raise _UnreachableError(f"{request.target}: it answers before it was asked")
@@ -335,13 +335,13 @@ def _refusal(reason: str) -> bytes:
 
 
 def _look_up(host: str) -> list[str]:
-    # pass bytes: for a string Python would load its IDNA codec, but the name is encoded already
+    # pass bytes, because Python would load its IDNA codec for a string, and the name is already encoded
     results = socket.getaddrinfo(host.encode(), None, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
     return list(dict.fromkeys(str(entry[4][0]) for entry in results))
 
 
 def _is_own(address: str) -> bool:
-    """Return whether an address belongs to this machine, because the kernel then uses it as source address too."""
+    """Return whether an address belongs to this machine; the kernel then uses the same address as source."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as udp_socket:
         udp_socket.connect((address, 9))
@@ -364,7 +364,8 @@ async def _connect_any(addresses: list[str], target: rules.HostPort) -> socket.s
             return connection
         except (OSError, TimeoutError) as error:
             connection.close()
-            reason = os.strerror(error.errno) if error.errno else "does not answer"  # asyncio's message has the address
+            # strerror, because asyncio's message contains the address
+            reason = os.strerror(error.errno) if error.errno else "does not answer"
         except BaseException:  # even on cancellation
             connection.close()
             raise
@@ -381,7 +382,7 @@ class _Peer:
         connection: its non-blocking socket.
 
     Attributes:
-        data: received bytes that are not consumed yet.
+        data: received bytes that no method has consumed yet.
         deadline: idle timeout, which is extended with each piece that is sent.
     """
 

@@ -44,12 +44,12 @@ _ISATAP = (0x00005EFE, 0x02005EFE)
 """First half of an ISATAP interface identifier; its second half is an IPv4 address (RFC 5214, section 6.1)."""
 _GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
 _NEVER = tuple(
-    (ipaddress.ip_network(text), what)
-    for text, what in (
+    (ipaddress.ip_network(text), kind)
+    for text, kind in (
         ("0.0.0.0/8", "this host"), ("169.254.0.0/16", "link-local"), ("192.0.0.0/24", "reserved"),
         ("192.0.2.0/24", "documentation"), ("198.51.100.0/24", "documentation"), ("203.0.113.0/24", "documentation"),
         ("192.88.99.0/24", "6to4"), ("224.0.0.0/4", "multicast"), ("240.0.0.0/4", "reserved"),
-        # metadata services of clouds, in ranges that are public or private otherwise
+        # metadata services of clouds, whose addresses lie in otherwise public or private ranges
         ("168.63.129.16/32", "metadata"), ("100.100.100.200/32", "metadata"),
         ("fd00:ec2::/64", "metadata"), ("fd20:ce::254/128", "metadata"), ("fd00:42::42/128", "metadata"),
         ("::ffff:0:0/96", "IPv4-mapped"), ("2001::/23", "reserved"), ("2001:db8::/32", "documentation"),
@@ -57,8 +57,8 @@ _NEVER = tuple(
     )
 )  # fmt: skip
 _PRIVATE = tuple(
-    (ipaddress.ip_network(text), what)
-    for text, what in (
+    (ipaddress.ip_network(text), kind)
+    for text, kind in (
         ("127.0.0.0/8", "loopback"), ("10.0.0.0/8", "private"), ("172.16.0.0/12", "private"),
         ("192.168.0.0/16", "private"), ("100.64.0.0/10", "private"), ("198.18.0.0/15", "private"),
         ("::1/128", "loopback"), ("fc00::/7", "private"),
@@ -126,7 +126,7 @@ def is_address(host: str) -> bool:
 
 
 def shown(text: str | bytes) -> str:
-    """Return text from a sandbox as printable ASCII that fits one line of a log."""
+    """Convert text from a sandbox to printable ASCII of limited length, for one line of a log."""
     printable = ascii(text.decode("latin-1") if isinstance(text, bytes) else text)[1:-1]
     return printable if len(printable) <= 200 else f"{printable[:200]}..."
 
@@ -159,18 +159,18 @@ class Rules:
         """Return whether a matching pattern names the target's port, so that tunnels may carry any protocol."""
         return any(_names_port(pattern) and _fits(pattern, target) for pattern in self.hosts)
 
-    def check_address(self, address: str, *, local: bool = False) -> None:
+    def check_address(self, address: str, *, is_local: bool = False) -> None:
         """Check that an address is public, or private with :attr:`private` set.
 
         Args:
             address: the IP address.
-            local: whether it belongs to this machine.
+            is_local: whether the address belongs to this machine.
 
         Raises:
             RefusedError: the address is not allowed.
         """
         kind, always_refused = _kind(ipaddress.ip_address(address))
-        if not kind and local:
+        if not kind and is_local:
             kind = "this machine's own"
         if always_refused or (kind and not self.private):
             hint = "" if always_refused else "; Network.allow(..., private=True) would permit it"
@@ -278,7 +278,7 @@ def parse_request(head: bytes) -> ProxyRequest:
     if absolute is None:
         raise RefusedError(f"{method} {shown(target)}: this proxy takes CONNECT host:port and http:// requests")
     destination = parse_authority(absolute[1], 80)
-    _check_host(fields, destination, required=match[3] == b"1")
+    _check_host(fields, destination, is_required=match[3] == b"1")
     path = absolute[2] if absolute[2].startswith("/") else f"/{absolute[2]}"
     length = _body_length(fields, is_http_1_1=match[3] == b"1")
     return ProxyRequest(method, destination, path, _forwarded_fields(fields), length, f"1.{match[3].decode()}")
@@ -297,9 +297,9 @@ def _parse_fields(lines: Sequence[bytes]) -> list[tuple[str, str]]:
     return fields
 
 
-def _check_host(fields: Sequence[tuple[str, str]], target: HostPort, *, required: bool) -> None:
+def _check_host(fields: Sequence[tuple[str, str]], target: HostPort, *, is_required: bool) -> None:
     host_field = dict(fields).get("host")
-    if host_field is None and required:
+    if host_field is None and is_required:
         raise RefusedError("a request without a Host header")
     if host_field is not None and parse_authority(host_field, 80) != target:
         raise RefusedError(f"the Host header {shown(host_field)} does not fit the request for {target}")
@@ -377,7 +377,7 @@ class Upstream:
     def proxy_for(self, request: ProxyRequest) -> Hop | None:
         """Return the upstream proxy for a request, or None for a direct connection."""
         url = self.tunnel if request.method == "CONNECT" else self.plain
-        # a loopback address means this machine, not the proxy's
+        # a loopback address means this machine, and not that of the upstream proxy
         is_direct = not url or _is_loopback(request.target.host) or self._bypassed(request.target)
         return None if is_direct else parse_hop(url)
 
@@ -439,7 +439,7 @@ def parse_hop(url: str) -> Hop:
 
 
 def not_a_tunnel(head: bytes) -> str:
-    """Return why a response to CONNECT is not a tunnel, or "" if it is one (RFC 9110, section 9.3.6)."""
+    """Return why a response to CONNECT opened no tunnel, or "" if it did (RFC 9110, section 9.3.6)."""
     status = re.match(rb"HTTP/1\.[01] ([1-5][0-9][0-9])(?: |\r|$)", head)
     if not status or not status[1].startswith(b"2"):
         return status[1].decode() if status else "no HTTP"

@@ -65,8 +65,9 @@ def server_name(hello: bytes) -> str:
     Raises:
         RefusedError: the message is malformed, or names a host twice, because servers differ in which name they use.
     """
-    _, remaining = _cut(hello, 34)  # version, random
-    for width in (1, 2, 1):  # session, cipher suites, compression methods
+    # skip the version and the random bytes, then the session id, the cipher suites and the compression methods
+    _, remaining = _cut(hello, 34)
+    for width in (1, 2, 1):
         _, remaining = _field(remaining, width)
     server, extensions = "", _last_field(remaining, 2) if remaining else b""
     while extensions:
