@@ -21,7 +21,8 @@ _BOOTSTRAP = (
     "import sys; path, _, store = sys.stdin.buffer.read().decode('utf-8', 'surrogateescape').partition('\\0'); "
     "sys.path.append(path); from minisandbox.host import probes; probes.main(store)"
 )
-_DEADLINE = 60.0  # seconds for all trials; they take a fraction of one
+_DEADLINE = 60.0
+"""Seconds for all trials together, which normally take a fraction of a second."""
 
 
 class CheckStatus(StrEnum):
@@ -53,7 +54,7 @@ class Check:
     fix: str = ""
 
 
-# What depends on each trial, in the order of the output.
+# What needs the feature of each trial, in the order of the output.
 _NEEDED_FOR: dict[str, tuple[str, ...]] = {
     "user-namespaces": ("ordinary users",),
     "namespaces": ("sandbox",),
@@ -73,9 +74,9 @@ _NEEDED_FOR: dict[str, tuple[str, ...]] = {
     "seccomp": ("the system-call filter",),
     "pidfd": ("sandbox",),
 }
-# Trials that use files on the store's file system.
+# Trials that write to the store's file system.
 _ON_STORE = frozenset({"overlay-tmpfs", "overlay-store", "idmap-store"})
-# Trials that need no user namespace, so that their failures have other causes.
+# Trials that need no user namespace, so that a missing user namespace does not explain their failure.
 _INDEPENDENT = frozenset({"user-namespaces", "seccomp", "pidfd"})
 _ON_DISK = (
     "the store's disk: this kernel's tmpfs cannot take what sandboxes write; a watchdog counts their files about once "
@@ -85,21 +86,21 @@ _TITLE = {"sandbox": "a sandbox", "images": "building images"}
 
 
 def run_checks(store: Path | None = None, make_sandbox: Callable[[Path], None] | None = None) -> tuple[Check, ...]:
-    """Try every feature. It takes a fraction of a second and leaves no files or processes behind.
+    """Try every feature. The trials take a fraction of a second and leave no files or processes behind.
 
     Args:
         store: current or future location of the store, whose file system is tried. None: the directory for temporary
             files.
         make_sandbox: creates sandboxes with a temporary store in the given directory, runs a command in each and
-            removes all. It is called last, and only if no required feature is missing.
+            removes the sandboxes. It is called last, and only if no required feature is missing.
 
     Returns:
         The checks in a fixed order; the last is the mode in which sandboxes would run.
     """
-    near = environment.nearest_directory(store)
-    directory = near if environment.is_writable(near) else environment.nearest_directory(None)
+    store_directory = environment.nearest_directory(store)
+    directory = store_directory if environment.is_writable(store_directory) else environment.nearest_directory(None)
     answer = _run_trials(directory)
-    store_check = environment_check("store", environment.store(near), ("images",))
+    store_check = environment_check("store", environment.store(store_directory), ("images",))
     checks = [
         environment_check("kernel", environment.kernel(), ("sandbox",)),
         *(_judge(name, answer, store_check) for name in _NEEDED_FOR),
@@ -113,8 +114,8 @@ def run_checks(store: Path | None = None, make_sandbox: Callable[[Path], None] |
             "landlock", environment.landlock(), ("abstract sockets of the host hidden from Network.host()",)
         ),
         *(
-            environment_check(name, environment.program(name), needs)
-            for name, needs in (
+            environment_check(name, environment.program(name), needed_for)
+            for name, needed_for in (
                 ("bash", ("sandbox",)),
                 ("git", ("sandbox", "images")),
                 ("tar", ("image export",)),
@@ -174,11 +175,13 @@ def explain(feature: str, checks: Sequence[Check]) -> str | None:
         mode = checks[-1].detail
         return None if mode.startswith(feature) else f"{feature} mode is not the one of this process ({mode})"
     blocking = [check for check in checks[:-1] if check.name == feature or _blocks(check, feature)]
-    # report an untried check only if the check that blocks it is not reported
-    failed = [check for check in blocking if check.status not in (CheckStatus.OK, CheckStatus.UNTRIED)]
-    untried = [check for check in blocking if check.status is CheckStatus.UNTRIED]
-    reasons = [f"{check.name}: {check.detail}" + (f" (fix: {check.fix})" if check.fix else "") for check in failed]
-    return "; ".join(reasons or [f"{check.name}: {check.detail}" for check in untried]) or None
+    # report untried checks only if no other check explains them
+    failed_checks = [check for check in blocking if check.status not in (CheckStatus.OK, CheckStatus.UNTRIED)]
+    untried_checks = [check for check in blocking if check.status is CheckStatus.UNTRIED]
+    reasons = [
+        f"{check.name}: {check.detail}" + (f" (fix: {check.fix})" if check.fix else "") for check in failed_checks
+    ]
+    return "; ".join(reasons or [f"{check.name}: {check.detail}" for check in untried_checks]) or None
 
 
 def _blocks(check: Check, feature: str) -> bool:
@@ -231,7 +234,7 @@ def _no_answer(reason: str) -> TrialAnswer:
 
 
 def _judge(name: str, answer: TrialAnswer, store: Check) -> Check:
-    """Turn a trial into a check. A failure is missing or degraded, depending on what needs the feature in this mode."""
+    """Turn a trial into a check. A failed trial is missing if this mode needs the feature, otherwise degraded."""
     trial, needed_for = answer.trials[name], _NEEDED_FOR[name]
     if name == "overlay-store" and _writes_to_disk(answer):
         needed_for = ("sandbox", *needed_for)

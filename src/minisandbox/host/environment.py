@@ -17,14 +17,15 @@ from . import fixes, registry
 
 _GIB = 1 << 30
 _OLDEST, _OLDEST_TRIED = (5, 14), (6, 1)
-_FILES = 4096  # default limit of one sandbox's commands
-_OWN_PROCESSES = 1024  # default limit of one sandbox
+# default limits of one sandbox: open files of each command, and processes
+_FILES = 4096
+_OWN_PROCESSES = 1024
 _PROCESSES = 4 * _OWN_PROCESSES
 _INSTANCES = 128
-_MACHINE_FILES = _OWN_PROCESSES * _FILES + 65536  # all processes of one sandbox with default limits, and the host's
+_MACHINE_FILES = _OWN_PROCESSES * _FILES + 65536  # one sandbox with default limits, and the host
 _FREE_WANTED = 10 * _GIB
 _WANTED = set(cgroups.NEEDED)
-_ESCAPED = re.compile(rb"\\([0-7]{3})")  # white space in paths of mountinfo
+_ESCAPED = re.compile(rb"\\([0-7]{3})")  # escaped white space in the paths of mountinfo
 _NETWORK = frozenset(
     {
         "9p", "afs", "beegfs", "ceph", "cifs", "fuse", "gpfs", "lustre", "nfs", "nfs4", "panfs", "pvfs2", "smb3",
@@ -139,9 +140,9 @@ _VOLUME = (
 
 def nearest_directory(path: Path | None) -> Path:
     """Return the deepest existing directory at or above ``path``; without a path, the temporary directory."""
-    for candidate in (path, *path.parents) if path is not None else ():
-        if candidate.is_dir():
-            return candidate
+    for directory in (path, *path.parents) if path is not None else ():
+        if directory.is_dir():
+            return directory
     return Path(tempfile.gettempdir())
 
 
@@ -157,18 +158,18 @@ def store(directory: Path) -> Finding:  # noqa: PLR0911 - one return for each fi
             "missing", f"{directory} may not be written", "export MINISANDBOX_STORE=DIRECTORY  # of your own"
         )
     kind = file_system(directory)
-    size, _, free = shutil.disk_usage(directory)
-    detail = f"{kind}, {free / _GIB:.1f} GiB free at {directory}"
+    size, _, free_size = shutil.disk_usage(directory)
+    detail = f"{kind}, {free_size / _GIB:.1f} GiB free at {directory}"
     choose_store = "export MINISANDBOX_STORE=DIRECTORY  # on "
     if kind == "overlay" and fixes.in_container():
         return Finding("missing", f"{detail}; no store can lie on a container's own file system", _VOLUME)
-    if not size or kind == "overlay" or is_network(kind):  # file systems without a size, such as proc, keep no files
+    if not size or kind == "overlay" or is_network(kind):  # a file system without a size, as proc, stores no files
         return Finding("missing", f"{detail}; no store can lie there", choose_store + "a local ext4, xfs or btrfs")
     if kind in _UNFIT_STORES:
         return Finding("degraded", detail, choose_store + "a local ext4, xfs or btrfs")
     if kind == "tmpfs":
         return Finding("degraded", f"{detail}; it is gone after a restart", choose_store + "a local ext4, xfs or btrfs")
-    if free < _FREE_WANTED:
+    if free_size < _FREE_WANTED:
         return Finding("degraded", detail, choose_store + "a disk with 10 GiB free")
     return Finding("ok", detail)
 
@@ -176,7 +177,8 @@ def store(directory: Path) -> Finding:  # noqa: PLR0911 - one return for each fi
 def is_network(kind: str) -> bool:
     """Return whether a type of file system may be shared with other machines.
 
-    FUSE counts, because most of its file systems are (sshfs, gcsfuse, juicefs), and the kernel does not report which.
+    FUSE counts, because most of its file systems are shared (sshfs, gcsfuse, juicefs), and the kernel does not report
+    which.
     """
     return kind in _NETWORK or kind.startswith("fuse.")
 
@@ -189,7 +191,7 @@ def file_system(directory: Path) -> str:
     for line in Path("/proc/thread-self/mountinfo").read_bytes().splitlines():
         fields = os.fsdecode(line).split()
         mount_point = os.fsdecode(_ESCAPED.sub(lambda match: bytes([int(match[1], 8)]), line.split()[4]))
-        # prefer the same device, then the longest prefix: btrfs subvolumes have another number here than in stat(2)
+        # prefer the same device, then the longest prefix; btrfs subvolumes have different device numbers in stat(2)
         is_below = directory == Path(mount_point) or Path(mount_point) in directory.parents
         weight = len(mount_point) + (10_000 if fields[2] == device_number else 0)
         if is_below and weight > best_weight:
@@ -246,7 +248,7 @@ def control_groups(root: str = "/sys/fs/cgroup", membership: str = "/proc/self/c
 
 
 def _cpu(roots: cgroups.CgroupRoots) -> str:
-    """Return the fix if groups can limit memory and processes, but not CPU time."""
+    """Return the command that enables CPU limits, if groups can limit only memory and processes."""
     if fixes.in_container():
         return _CONTAINER
     if roots.version == 1:
@@ -258,11 +260,11 @@ def _cpu(roots: cgroups.CgroupRoots) -> str:
 
 
 def _version_2(mount: Path, membership: str) -> str:
-    """Return the fix if version 2 is mounted, but this process may not create groups."""
+    """Return the command that lets this process create groups of the mounted version 2."""
     paths = [line.split(":", 2)[2].rstrip("\n") for line in cgroups.lines(membership) if line.startswith("0::")]
     group = Path(cgroups.own_group(str(mount), paths[0] if paths else ""))
     if _controllers(group) >= _WANTED and os.access(group, os.W_OK):
-        return _ENABLE.format(directory=group)  # writable, but with processes that cannot be moved
+        return _ENABLE.format(directory=group)  # the group is writable, but contains processes that cannot be moved
     return _CONTAINER if fixes.in_container() else _DELEGATE
 
 
@@ -271,16 +273,17 @@ def _controllers(group: Path) -> set[str]:
 
 
 def _usable_roots(root: str, membership: str) -> cgroups.CgroupRoots:
-    """Return the directories in which groups can be created, after trying it."""
-    name = f"{registry.owner_name()}{registry.DOCTOR}"  # the reaper removes groups that outlive this process
+    """Return the directories in which groups can be created, after creating one."""
+    # if this process is killed, the reaper recognises the groups by this name
+    name = f"{registry.owner_name()}{registry.DOCTOR}"
     roots = cgroups.find_roots(root, membership)
     try:
-        usable = cgroups.enable_controllers(roots)
-        if usable.version:
-            cgroups.OwnerCgroups(usable, name)
+        usable_roots = cgroups.enable_controllers(roots)
+        if usable_roots.version:
+            cgroups.OwnerCgroups(usable_roots, name)
     except OSError:
         return cgroups.CgroupRoots(0)
     finally:
         for _, directory in roots.directories:
             cgroups.remove_owner(f"{directory}/{cgroups.PREFIX}{name}")
-    return usable
+    return usable_roots

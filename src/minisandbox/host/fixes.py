@@ -14,9 +14,9 @@ from pathlib import Path
 from minisandbox.launch.kernel import syscalls
 
 _SYSCTLS = (
-    # name, value that forbids user namespaces, value that permits them
-    ("kernel.unprivileged_userns_clone", "0", "1"),  # Debian, Arch
-    ("user.max_user_namespaces", "0", "65536"),  # RHEL 7, hardened set-ups
+    # name, value that forbids user namespaces, value that permits them; first Debian and Arch, then RHEL 7
+    ("kernel.unprivileged_userns_clone", "0", "1"),
+    ("user.max_user_namespaces", "0", "65536"),
 )
 _APPARMOR = "kernel.apparmor_restrict_unprivileged_userns"  # Ubuntu from 23.10 on
 _PROFILE = (
@@ -101,7 +101,7 @@ _FIXED = {
 def _user_namespaces() -> str:
     settings = [f"{name}={permitting}" for name, forbidding, permitting in _SYSCTLS if read_sysctl(name) == forbidding]
     lines = [f"sudo sysctl -w {' '.join(settings)}"] if settings else []
-    if read_sysctl(_APPARMOR) == "1":  # a profile for this interpreter, because the sysctl affects every program
+    if read_sysctl(_APPARMOR) == "1":  # allow only this interpreter, because the sysctl affects every program
         lines.append(_PROFILE.format(program=Path(sys.executable).resolve()))
     if lines:
         return " && ".join(lines)
@@ -113,7 +113,7 @@ def _user_namespaces() -> str:
 
 
 def _devices() -> str:
-    """Return a command that makes the needed devices usable by every user, or "" if they are already."""
+    """Return a command that lets every user open the needed devices, or "" if every user can."""
     lines = []
     for name, numbers in _DEVICES.items():
         mode = os.stat(f"/dev/{name}").st_mode if os.path.exists(f"/dev/{name}") else 0
@@ -166,7 +166,7 @@ def read_sysctl(name: str) -> str | None:
 
 
 def in_container() -> bool:
-    """Guess whether this process runs in a container, from an engine's files or a seccomp filter."""
+    """Return whether this process probably runs in a container, judging by an engine's files or a seccomp filter."""
     if (
         any(Path(path).exists() for path in ("/.dockerenv", "/run/.containerenv"))
         or "KUBERNETES_SERVICE_HOST" in os.environ

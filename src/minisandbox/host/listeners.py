@@ -1,7 +1,8 @@
 """Create and connect to the listening sockets of sandboxes and of their processes.
 
-Through them, other processes of this user attach to a sandbox. They lie in the private directory of the sandbox's
-owner. The path of a unix socket has at most 107 bytes (unix(7)), so the directory is named by a descriptor.
+Other processes of this user attach to a sandbox through these sockets. They lie in the private directory of the
+sandbox's owner. The path of a unix socket has at most 107 bytes (unix(7)), so the path names the directory by its
+descriptor.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def connect(directory: Path, name: str, *, wait: bool = True) -> socket.socket:
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # not settimeout(), which makes the socket non-blocking: connect(2) would fail instead of waiting
+        # set the timeout in the kernel: settimeout() makes the socket non-blocking, and connect(2) would fail at once
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(_PATIENCE))
         connection.setblocking(wait)
         with _opened(directory) as descriptor:
@@ -99,9 +100,9 @@ def _timeval(seconds: float) -> bytes:
 def process_ids(directory: Path, sandbox_id: str) -> tuple[str, ...]:
     """Return the ids of the processes of a sandbox that have a live listener."""
     prefix, suffix = f"{sandbox_id}.", ".door"
-    listening = _listening_names()
+    live_names = _listening_names()
     return tuple(
-        sorted(name[len(prefix) : -len(suffix)] for name in _files(directory, prefix, suffix) if name in listening)
+        sorted(name[len(prefix) : -len(suffix)] for name in _files(directory, prefix, suffix) if name in live_names)
     )
 
 
@@ -114,7 +115,7 @@ def _files(directory: Path, prefix: str, suffix: str) -> list[str]:
 
 
 def _listening_names() -> set[str]:
-    """Return the file names of all bound unix sockets (proc_net(5)); a test connection would disturb the listener."""
+    """Return the file names of all bound unix sockets (proc_net(5)). A test connection would disturb the listener."""
     with open("/proc/net/unix", encoding="utf-8", errors="surrogateescape") as table:
         return {line.rstrip("\n").rpartition("/")[2] for line in table}
 
@@ -131,5 +132,5 @@ def _opened(directory: Path) -> contextlib.AbstractContextManager[int]:
 
 
 def _path_of(descriptor: int) -> str:
-    """Return a short path of an open directory; not by /proc/self, because the main thread may have exited."""
+    """Return a short path of an open directory. It avoids /proc/self, because the main thread may have exited."""
     return f"/proc/thread-self/fd/{descriptor}"

@@ -37,16 +37,19 @@ from minisandbox.launch.kernel.identity import (
 )
 from minisandbox.launch.kernel.mounts import Executor
 
-_DEADLINE = 5.0  # seconds for one trial, which takes milliseconds unless the kernel hangs
+_DEADLINE = 5.0
+"""Seconds for one trial, which takes milliseconds unless the kernel hangs."""
 _NOBODY = 65534
 _SIZE = 16 << 20
 PREFIX = ".minisandbox-doctor-"
-_LEFTOVER = 3600.0  # seconds after which a trial's directory must belong to a killed doctor
-_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2  # linux/prctl.h, linux/seccomp.h
+_LEFTOVER = 3600.0
+"""Age in seconds from which the directory of a trial must belong to a killed doctor."""
+# linux/prctl.h, linux/seccomp.h
+_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Lab:
+class TrialDirectories:
     """Directories that trials may write to.
 
     Attributes:
@@ -58,7 +61,7 @@ class Lab:
     locks: str
 
 
-Probe = Callable[[Lab], str]
+Probe = Callable[[TrialDirectories], str]
 
 
 class TrialError(OSError):
@@ -84,8 +87,8 @@ def _as_launcher() -> bool:
     return mapped
 
 
-def _identity(lab: Lab, mapped: bool) -> Identity:
-    identity = Identities(mapped=mapped, count=RANGE_SIZE if mapped else 1, lock_directory=lab.locks).make()
+def _identity(directories: TrialDirectories, mapped: bool) -> Identity:
+    identity = Identities(mapped=mapped, count=RANGE_SIZE if mapped else 1, lock_directory=directories.locks).make()
     hold_namespace(identity)
     return identity
 
@@ -154,9 +157,9 @@ def _result(read_end: int, child: int) -> dict[str, object]:
 # --- trials ----------------------------------------------------------------------------------------------------------
 
 
-def _user_namespace(_: Lab) -> str:
+def _user_namespace(_: TrialDirectories) -> str:
     """Create a user namespace as an ordinary user, and mount in it, because AppArmor may forbid only the mount."""
-    if has_privileges():  # without them, root (in a container) has the rights of an ordinary user
+    if has_privileges():  # root in a container may lack privileges; it then has only the rights of an ordinary user
         os.setgroups([])
         os.setresgid(_NOBODY, _NOBODY, _NOBODY)
         os.setresuid(_NOBODY, _NOBODY, _NOBODY)
@@ -174,7 +177,7 @@ _NAMESPACES = {
 }  # fmt: skip
 
 
-def _namespaces(_: Lab) -> str:
+def _namespaces(_: TrialDirectories) -> str:
     _as_launcher()
     refused = {}
     for name, flag in _NAMESPACES.items():
@@ -187,23 +190,23 @@ def _namespaces(_: Lab) -> str:
     return ", ".join(_NAMESPACES)
 
 
-def _new_mount_api(lab: Lab) -> str:
+def _new_mount_api(directories: TrialDirectories) -> str:
     _as_launcher()
     tree = sc.fsmount(sc.fsopen("tmpfs"))
-    mount_point = os.open(lab.store, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    mount_point = os.open(directories.store, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     sc.move_mount(tree, mount_point)
-    tree_copy = sc.open_tree(lab.store)
+    tree_copy = sc.open_tree(directories.store)
     sc.mount_setattr(tree_copy, sc.MOUNT_ATTR_RDONLY | sc.MOUNT_ATTR_NOSUID)
     os.close(sc.openat2(tree, ".", os.O_PATH, sc.RESOLVE_BENEATH | sc.RESOLVE_NO_SYMLINKS))
     return "open_tree, fsopen, fsmount, move_mount, mount_setattr, openat2"
 
 
-def _many_layers(lab: Lab) -> str:
+def _many_layers(directories: TrialDirectories) -> str:
     _as_launcher()
     fs = sc.fsopen("overlay")
     try:
         for name in ("lower-1", "lower-2"):
-            sc.fsconfig(fs, "lowerdir+", str(_make_lower(lab, name)))
+            sc.fsconfig(fs, "lowerdir+", str(_make_lower(directories, name)))
         sc.fsconfig(fs, "userxattr")
         sc.fsmount(fs, 0, "overlay")  # before Linux 6.5, unknown options fail only here
     except sc.CallError as error:
@@ -213,8 +216,8 @@ def _many_layers(lab: Lab) -> str:
     return "overlays take layers one by one (lowerdir+)"
 
 
-def _make_lower(lab: Lab, name: str) -> Path:
-    lower = Path(lab.store, name)
+def _make_lower(directories: TrialDirectories, name: str) -> Path:
+    lower = Path(directories.store, name)
     (lower / "directory").mkdir(parents=True)
     for file in ("kept", "changed", "removed", "directory/inner"):
         (lower / file).write_text("lower\n", encoding="ascii")
@@ -234,24 +237,24 @@ def _use_overlay(root: Path) -> None:
         raise TrialError(f"the overlay shows something else than was written: {', '.join(names)}")
 
 
-def _idmap_tmpfs(lab: Lab) -> str:
+def _idmap_tmpfs(directories: TrialDirectories) -> str:
     if not _as_launcher():
         return "not needed: with one uid there is nothing to map"
-    if not mounts.tmpfs_can_be_idmapped(_identity(lab, True).userns_fd):
+    if not mounts.tmpfs_can_be_idmapped(_identity(directories, True).userns_fd):
         raise TrialError("a tmpfs cannot be mounted with a map of ids")
     return "a tmpfs can be mounted with a map of ids"
 
 
-def _tmpfs_xattrs(_: Lab) -> str:
+def _tmpfs_xattrs(_: TrialDirectories) -> str:
     _as_launcher()
     if not mounts.tmpfs_keeps_attributes():
         raise TrialError("a tmpfs keeps no user.* attributes, which overlayfs marks its files with")
     return "a tmpfs keeps user.* attributes, and with them overlayfs's marks"
 
 
-def _overlay_on_tmpfs(lab: Lab) -> str:
-    lower = _make_lower(lab, "lower-of-tmpfs")
-    identity = _identity(lab, _as_launcher())
+def _overlay_on_tmpfs(directories: TrialDirectories) -> str:
+    lower = _make_lower(directories, "lower-of-tmpfs")
+    identity = _identity(directories, _as_launcher())
     _execute(
         identity,
         p.Take(str(lower), "0"),
@@ -266,12 +269,12 @@ def _overlay_on_tmpfs(lab: Lab) -> str:
     return "layers on the store's file system, writes in memory: copied up, deleted and replaced"
 
 
-def _overlay_on_store(lab: Lab) -> str:
-    lower = _make_lower(lab, "lower-of-store")
-    upper = Path(lab.store, "upper")
+def _overlay_on_store(directories: TrialDirectories) -> str:
+    lower = _make_lower(directories, "lower-of-store")
+    upper = Path(directories.store, "upper")
     for directory in (upper / "tree", upper / "work"):
         directory.mkdir(parents=True)
-    identity = _identity(lab, _as_launcher())
+    identity = _identity(directories, _as_launcher())
     _execute(
         identity,
         p.Take(str(lower), "0"),
@@ -286,11 +289,11 @@ def _overlay_on_store(lab: Lab) -> str:
     return "layers and writes on the store's file system: copied up, deleted and replaced"
 
 
-def _private_proc(lab: Lab) -> str:
-    identity = _identity(lab, _as_launcher())
+def _private_proc(directories: TrialDirectories) -> str:
+    identity = _identity(directories, _as_launcher())
     sc.unshare(sc.CLONE_NEWPID)
 
-    def look() -> str:
+    def mount_proc() -> str:
         sc.unshare(sc.CLONE_NEWNS)
         proc = sc.new_filesystem("proc", sc.MOUNT_ATTR_NOEXEC)
         _execute(identity, p.Scratch(_SIZE), p.Proc("proc", ("kcore",), ("sys",)), proc=proc)
@@ -299,15 +302,17 @@ def _private_proc(lab: Lab) -> str:
             raise TrialError(f"a new /proc shows {len(pids)} processes instead of one")
         return "a /proc of its own shows only its own processes"
 
-    return _in_fork(look)
+    return _in_fork(mount_proc)
 
 
-def _devices(lab: Lab) -> str:
-    identity = _identity(lab, _as_launcher())
+def _devices(directories: TrialDirectories) -> str:
+    identity = _identity(directories, _as_launcher())
     _execute(identity, p.Scratch(_SIZE), p.Directory("dev"), p.Devices("dev"))
     become_inner_root(identity)
-    if unusable := {name: error for name in mounts.DEVICE_NAMES if (error := _use_device(name))}:
-        raise TrialError("; ".join(f"a sandbox cannot use /dev/{name}: {error}" for name, error in unusable.items()))
+    if device_errors := {name: error for name in mounts.DEVICE_NAMES if (error := _use_device(name))}:
+        raise TrialError(
+            "; ".join(f"a sandbox cannot use /dev/{name}: {error}" for name, error in device_errors.items())
+        )
     return "null, zero, full, random, urandom, tty and terminals of its own"
 
 
@@ -319,13 +324,13 @@ def _use_device(name: str) -> str:
             os.write(descriptor, b"x")
         os.close(descriptor)
     except OSError as error:
-        if (name, error.errno) != ("tty", errno.ENXIO):  # this process has no controlling terminal
+        if (name, error.errno) != ("tty", errno.ENXIO):  # expected, because this process has no controlling terminal
             return str(error.strerror)
     return ""
 
 
-def _no_nesting(lab: Lab) -> str:
-    identity = _identity(lab, _as_launcher())
+def _no_nesting(directories: TrialDirectories) -> str:
+    identity = _identity(directories, _as_launcher())
 
     def nest() -> str:
         become_inner_root(identity)
@@ -340,42 +345,42 @@ def _no_nesting(lab: Lab) -> str:
     return _in_fork(nest)
 
 
-def _idmap(lab: Lab, path: str) -> str:
+def _idmap(directories: TrialDirectories, path: str) -> str:
     if not _as_launcher():
         return "not needed: with one uid there is nothing to map"
-    identity = _identity(lab, True)
+    identity = _identity(directories, True)
     tree = sc.open_tree(path)
     sc.mount_setattr(tree, sc.MOUNT_ATTR_IDMAP, userns_fd=identity.userns_fd)
     return "files of uid 0 appear as the sandbox's uid 0"
 
 
-def _idmap_store(lab: Lab) -> str:
-    return _idmap(lab, lab.store)
+def _idmap_store(directories: TrialDirectories) -> str:
+    return _idmap(directories, directories.store)
 
 
-def _idmap_usr(lab: Lab) -> str:
-    return _idmap(lab, "/usr")
+def _idmap_usr(directories: TrialDirectories) -> str:
+    return _idmap(directories, "/usr")
 
 
-def _seccomp(_: Lab) -> str:
+def _seccomp(_: TrialDirectories) -> str:
     sc.prctl(sc.PR_SET_NO_NEW_PRIVS, 1)
     try:
         sc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER)
     except sc.CallError as error:
-        if error.errno == errno.EFAULT:  # the kernel supports filters: it tried to read one
+        if error.errno == errno.EFAULT:  # EFAULT proves that the kernel supports filters, because it tried to read one
             return "system-call filters"
         raise
     raise TrialError("the kernel took a filter that is not there")
 
 
-def _pidfd(_: Lab) -> str:
+def _pidfd(_: TrialDirectories) -> str:
     descriptor = os.pidfd_open(os.getpid())
     signal.pidfd_send_signal(descriptor, 0)
     sc.close_range(descriptor, descriptor)
     return "pidfd_open, pidfd_send_signal, close_range"
 
 
-def _loopback(_: Lab) -> str:
+def _loopback(_: TrialDirectories) -> str:
     _as_launcher()
     sc.unshare(sc.CLONE_NEWNET)
     names = [name for _, name in socket.if_nameindex()]
@@ -384,7 +389,7 @@ def _loopback(_: Lab) -> str:
     return f"a network of its own has {', '.join(sorted(names))}"
 
 
-def _id_ranges(_: Lab) -> str:
+def _id_ranges(_: TrialDirectories) -> str:
     """Map this user's range of /etc/subuid, as the launcher does."""
     if has_privileges():
         return "not needed: root gives each sandbox a range of its own"
@@ -427,24 +432,24 @@ def main(store_directory: str) -> None:
     """
     _remove_leftovers(store_directory)
     with tempfile.TemporaryDirectory(prefix="minisandbox-doctor-") as locks:
-        lab = Lab(_make_directory(store_directory), locks)
+        directories = TrialDirectories(_make_directory(store_directory), locks)
         try:
-            results = {name: _run_in_child(partial(probe, lab)) for name, probe in PROBES.items()}
+            results = {name: _run_in_child(partial(probe, directories)) for name, probe in PROBES.items()}
         finally:
-            _remove(lab.store)
+            _remove(directories.store)
     print(json.dumps({"privileged": has_privileges(), "results": results}))  # noqa: T201 - the answer to the doctor
 
 
 def _make_directory(parent: str) -> str:
     try:
         return tempfile.mkdtemp(prefix=PREFIX, dir=parent)
-    except OSError:  # another check reports an unwritable store
+    except OSError:  # another check reports that the store is not writable
         return tempfile.mkdtemp(prefix=PREFIX)
 
 
 def _remove_leftovers(parent: str) -> None:
     for path in Path(parent).glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):  # it belongs to another user, or was just removed
+        with contextlib.suppress(OSError):  # the directory belongs to another user, or has just been removed
             if path.stat().st_uid == os.geteuid() and time.time() - path.stat().st_mtime > _LEFTOVER:
                 _remove(str(path))
 

@@ -33,7 +33,7 @@ class Leftover:
         """Remove the resource unless it is in use; return whether it is gone."""
         if self.kind == _GROUP:
             cgroups.remove_owner(str(self.path), _PATIENCE)
-        elif not registry.control_groups(self.path):  # the next reaper needs their paths
+        elif not registry.control_groups(self.path):  # otherwise the next reaper needs the recorded paths
             registry.remove_directory(self.path)
         return not os.path.lexists(self.path)
 

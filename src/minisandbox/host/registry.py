@@ -27,7 +27,7 @@ from minisandbox.launch.kernel import cgroups
 from minisandbox.launch.kernel import syscalls as sc
 
 T = TypeVar("T")
-_START_TIME = 19  # field 22 of proc_pid_stat(5), counted from the state
+_START_TIME = 19  # index of field 22 of proc_pid_stat(5), starttime; index 0 is the state
 DOCTOR = ".doctor"
 """Suffix of the name of control groups that the doctor creates as a trial."""
 _MACHINES = Path("/run/minisandbox")
@@ -119,7 +119,7 @@ def boot_id() -> str:
     """Return the kernel's id of the current boot (random(4)), without dashes."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip().replace("-", "")
-    except OSError:  # hidden in some containers; pids and start times must do
+    except OSError:  # some containers hide it; pids and start times must then suffice
         return _UNKNOWN
 
 
@@ -143,8 +143,9 @@ def is_dead(owner: str) -> bool:
     parts = owner.removesuffix(DOCTOR).split("-")
     if len(parts) != 4 or not (parts[0].isascii() and parts[0].isdigit()):
         return True
-    pid, start, boot, namespaces = parts
-    if boot != boot_id() and _UNKNOWN not in (boot, boot_id()):  # an unreadable boot id proves nothing
+    pid, start, owner_boot_id, namespaces = parts
+    # an owner of an earlier boot is dead, but an unknown boot id proves nothing
+    if owner_boot_id != boot_id() and _UNKNOWN not in (owner_boot_id, boot_id()):
         return True
     if namespaces != _namespaces():
         return False
@@ -214,21 +215,21 @@ class Records:
         self._make("make a directory for records of sandboxes")
 
     def _make(self, action: str) -> None:
-        """Create and open the directory; the open descriptor saves checking its parents at each use."""
+        """Create and open the directory. With the open descriptor, its parents need no check at each use."""
         _private(self.directory.parent, action=action)
         with runtime_os_errors(action, self.directory):
             self.directory.mkdir(mode=0o700, exist_ok=True)
             descriptor = os.open(self.directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             if self._descriptor < 0:
                 self._descriptor = descriptor
-            else:  # keep the number, because other threads may use it
+            else:  # keep the descriptor number, because other threads may use it
                 os.dup2(descriptor, self._descriptor, inheritable=False)
                 os.close(descriptor)
             name = f"{cgroups.PREFIX}{self.directory.name}"
             groups = sorted({f"{directory}/{name}" for _, directory in cgroups.find_roots().directories})
             _write(self._descriptor, _GROUPS, json.dumps(groups))
 
-    def _inside(self, action: str, function: Callable[[int], T]) -> T:
+    def _with_directory(self, action: str, function: Callable[[int], T]) -> T:
         """Call ``function`` with the directory; create it again if a cleaner of /tmp has removed it.
 
         Raises:
@@ -248,11 +249,13 @@ class Records:
             HostError: the record cannot be written.
         """
         row = json.dumps({name: getattr(record, name) for name in OwnerRecord.__slots__})
-        self._inside(f"record sandbox {record.id}", lambda directory: _write(directory, f"{record.id}.json", row))
+        self._with_directory(
+            f"record sandbox {record.id}", lambda directory: _write(directory, f"{record.id}.json", row)
+        )
 
     def listener(self, name: str) -> socket.socket:
         """Create a listener in the directory; see :func:`.listeners.listen`."""
-        return self._inside(f"make the socket {name}", lambda directory: listeners.listen(directory, name))
+        return self._with_directory(f"make the socket {name}", lambda directory: listeners.listen(directory, name))
 
     def remove(self, sandbox_id: str) -> None:
         """Remove the record and listeners of a sandbox, ignoring errors; the reaper removes the remaining files."""
@@ -289,7 +292,7 @@ def located_records(runtime: Path) -> Iterator[tuple[Path, OwnerRecord]]:
         if is_dead(directory.name) and not control_groups(directory):
             remove_directory(directory)
         for path in sorted(directory.glob("*.json")) if is_alive(directory.name) else ():
-            # the record may be just being written, or removed
+            # another process may be writing or removing the record
             with contextlib.suppress(FileNotFoundError, ValueError, TypeError, RecursionError):
                 record = OwnerRecord(**json.loads(path.read_text(encoding="utf-8")))
                 if not has_ended(record.pid):
