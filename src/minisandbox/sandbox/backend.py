@@ -100,7 +100,7 @@ class Returned(Generic[T]):
 
 
 def advance(operation: Operation[T]) -> Call | Returned[T]:
-    """Return the next call of an operation, or its value, because coroutines cannot raise StopIteration (PEP 479)."""
+    """Return the next call of an operation, or its return value; coroutines cannot raise StopIteration (PEP 479)."""
     try:
         return next(operation)
     except StopIteration as end:

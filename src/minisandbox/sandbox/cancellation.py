@@ -11,7 +11,7 @@ from minisandbox.sandbox._sync.sandbox import Sandbox
 
 
 class CancelledError(Exception):
-    """The work was cancelled, so its results are meaningless. The caller of ``cancel`` catches this."""
+    """The work was cancelled, and its results are meaningless. The code that called ``cancel`` catches this."""
 
 
 class Cancellation:
@@ -27,7 +27,7 @@ class Cancellation:
         """Stop a sandbox if the work is cancelled while the body runs.
 
         Args:
-            sandbox: the sandbox; otherwise the caller stops it.
+            sandbox: the sandbox. If the work is not cancelled, the caller stops it.
 
         Raises:
             CancelledError: the work was cancelled, before or while the body ran. It is raised even if the body has

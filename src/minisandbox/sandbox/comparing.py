@@ -29,18 +29,18 @@ class ChangesCall(Call):
     """Request the changes from the worker in the second sandbox.
 
     Args:
-        trees: number of uppers to compare.
-        below: the path to compare, with everything below it.
-        usr: whether the uppers contain changes of ``/usr`` too.
-        skip: paths that exist only as mount points.
+        tree_count: number of uppers to compare.
+        compared_path: the path to compare, with everything below it.
+        has_usr: whether the uppers contain changes of ``/usr`` too.
+        skipped_paths: paths that exist only as mount points.
         max_characters: limit for the characters of all paths together.
     """
 
     def __init__(
-        self, tree_count: int, below: str, *, has_usr: bool, skipped_paths: Sequence[str], max_characters: int
+        self, tree_count: int, compared_path: str, *, has_usr: bool, skipped_paths: Sequence[str], max_characters: int
     ) -> None:
         super().__init__({
-            "verb": "changes", "trees": tree_count, "below": below, "usr": has_usr, "skip": list(skipped_paths),
+            "verb": "changes", "trees": tree_count, "below": compared_path, "usr": has_usr, "skip": list(skipped_paths),
             "characters": max_characters,
         })  # fmt: skip
         self._changes: list[Change] = []
@@ -68,7 +68,7 @@ def changes(
     launcher: Launcher,
     request: SandboxRequest,
     trees: Sequence[Tree],
-    below: PurePosixPath,
+    compared_path: PurePosixPath,
     timeout: float | None,
     max_characters: int,
 ) -> tuple[Change, ...]:
@@ -78,7 +78,7 @@ def changes(
         launcher: launcher of the second sandbox.
         request: description of the workspace.
         trees: uppers of the workspace, lowest first.
-        below: the path to compare, with everything below it.
+        compared_path: the path to compare, with everything below it.
         timeout: wall-clock seconds that the comparison may take, or None.
         max_characters: limit for the characters of all paths together, because an agent can write half a million
             files, and each of them costs the host time and memory.
@@ -88,10 +88,10 @@ def changes(
         SandboxCreationError: the second sandbox could not be created.
     """
     skipped_paths = [str(mount.target) for mount in request.mounts]
-    covers_usr = _USR.is_relative_to(below) or below.is_relative_to(_USR)
+    covers_usr = _USR.is_relative_to(compared_path) or compared_path.is_relative_to(_USR)
     has_usr = covers_usr and request.image.host_usr and request.writable_usr
     call = ChangesCall(
-        len(trees), str(below), has_usr=has_usr, skipped_paths=skipped_paths, max_characters=max_characters
+        len(trees), str(compared_path), has_usr=has_usr, skipped_paths=skipped_paths, max_characters=max_characters
     )
     viewer = Viewer(launcher, request, trees)
     try:
@@ -115,10 +115,10 @@ class Viewer:
 
     def __init__(self, launcher: Launcher, request: SandboxRequest, trees: Sequence[Tree]) -> None:
         plan: Plan = make_viewer_plan(request, len(trees))
-        # the pair stands in for the listening socket, which nobody connects to; workers exit when its other end closes
-        door, self._peer = socket.socketpair()
-        with door:
-            self._run = SandboxRun(launcher, plan, door, trees, "comparison")
+        # a socket pair stands in for the job listener, to which nobody connects; workers exit when the other end closes
+        job_listener, self._peer = socket.socketpair()
+        with job_listener:
+            self._run = SandboxRun(launcher, plan, job_listener, trees, "comparison")
         try:
             self._run.await_ready()
         except BaseException:  # even on Ctrl-C

@@ -39,7 +39,7 @@ class Controller:
         launcher: creates the sandboxes.
         gateway: provides network access for sandboxes with an allow-list.
         layers: leases of the store's layers that the sandboxes use, which keep the layers from being removed.
-        turns: semaphore held while a sandbox is created, because too many at once would only compete for the CPU.
+        turns: semaphore held while a sandbox is created; many creations at once would only compete for the CPU.
     """
 
     def __init__(self, gateway: Gateway | None = None) -> None:

@@ -38,7 +38,7 @@ _GONE = frozenset(
 )
 """Errors of the kernel for a socket whose peer is gone or never existed."""
 _AT_ONCE = 4
-"""Forks that may still be in progress when the next one is requested."""
+"""Maximum number of forks that are still in progress when the next one is requested."""
 
 
 class Core:
@@ -139,31 +139,31 @@ class Core:
         Args:
             plan: the plan, if it is known already.
         """
-        door = self._controller.listener(listeners.name_of(self.id))
-        with door:
+        job_listener = self._controller.listener(listeners.name_of(self.id))
+        with job_listener:
             upper = uppers.UpperDirectory(self._request.image) if self._request.disk_upper else None
             plan = plan or self._plan()
             plan = plan if upper is None else with_disk_upper(plan, upper.path)
-            if not self._begun_monotonic:  # the lifetime starts here, before pid 1 starts its own timer
+            if not self._begun_monotonic:  # start the lifetime before pid 1 starts its own timer
                 self._begun_monotonic, self._begun = time.monotonic(), time.time()
             elif self.limits.lifetime is not None:  # a reset does not renew the lifetime
                 plan = replace(plan, lifetime=max(1, int(self._lifetime_left() * 1000)))
             try:
-                self._run = SandboxRun(self._controller.launcher, plan, door, self._trees, self.id, upper=upper)
+                self._run = SandboxRun(self._controller.launcher, plan, job_listener, self._trees, self.id, upper=upper)
             except BaseException:  # even on Ctrl-C, clean up
                 if upper is not None:
                     upper.discard()
                 raise
 
     def _plan(self) -> Plan:
-        sealed_size = sum(tree.held() for tree in self._trees)
+        sealed_size = sum(tree.disk_usage() for tree in self._trees)
         return find_plan(replace(self._request, sealed=len(self._trees), sealed_size=sealed_size))
 
     def _finish(self) -> None:
         """Wait until the run is ready, and record the sandbox."""
         assert self._run is not None
         self._run.await_process()
-        self._controller.add(self, self._record(self._run))  # saves time: the launcher sets up the sandbox meanwhile
+        self._controller.add(self, self._record(self._run))  # now, while the launcher sets up the sandbox
         self._run.await_ready()
         if self._run.listener is not None:
             self._controller.gateway.serve(self.id, self._request.network, self._run.listener, self._run.pidfd)
@@ -334,7 +334,7 @@ class Core:
         if type(count) is not int or not 1 <= count <= _MOST_FORKS:
             raise InvalidValue(f"fork({count!r})", hint=f"give how many sandboxes: 1 to {_MOST_FORKS}")
         trees = self.snapshot().trees()
-        plan = replace(self._plan(), expects_commands=count == 1)  # many idle workers would only exit
+        plan = replace(self._plan(), expects_commands=count == 1)  # idle workers of many forks would exit unused
         forks: list[Self] = []
         try:
             for index in range(count + _AT_ONCE):
@@ -490,10 +490,10 @@ def reach_process(directory: Path, sandbox_id: str, process_id: str) -> socket.s
         raise unreachable(not_found, error) from error
 
 
-def unreachable(gone: MiniSandboxError, error: OSError) -> MiniSandboxError:
-    """Return the error for a failed connection: ``gone`` if the peer is gone, otherwise one with the reason."""
+def unreachable(missing_error: MiniSandboxError, error: OSError) -> MiniSandboxError:
+    """Return the error for a failed connection: ``missing_error`` if the peer is gone, else a HostError."""
     if error.errno in _GONE:
-        return gone
+        return missing_error
     if isinstance(error, TimeoutError):
         return SandboxGone(f"no connection to a sandbox could be made: {error.strerror}", reason="it hangs")
     return HostError(f"no connection to a sandbox could be made: {error.strerror}", reason="this process's own limits")

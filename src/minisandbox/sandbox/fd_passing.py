@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 
-_RAISING = threading.Lock()  # the limit is per process: one thread must not restore it while another needs it
+_RAISING = threading.Lock()  # the limit is per process, so one thread must not restore it while another needs it
 
 
 def send(connection: socket.socket, data: bytes, descriptors: Sequence[int]) -> None:

@@ -62,10 +62,10 @@ def _threads(pid: int) -> ThreadPoolExecutor:  # noqa: ARG001 - the cache key: a
 
 
 def _begin(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
-    """Start a function in a thread. The end of asyncio.run would cancel a task, as asyncio.to_thread creates."""
+    """Start a function in a thread, as a future, because asyncio.run cancels tasks at its end."""
     context = contextvars.copy_context()
-    bound = functools.partial(function, *args, **kwargs)
-    return asyncio.get_running_loop().run_in_executor(_threads(os.getpid()), context.run, bound)
+    function_call = functools.partial(function, *args, **kwargs)
+    return asyncio.get_running_loop().run_in_executor(_threads(os.getpid()), context.run, function_call)
 
 
 async def _settled(future: asyncio.Future[T]) -> T:
@@ -127,8 +127,8 @@ async def open_job(core: SandboxCore) -> socket.socket:
         try:
             connection = core.open_job(wait=False)
         except BlockingIOError:
-            # The kernel queues a limited number of jobs, and there is no event when a listening socket has room again
-            # (connect(2): EAGAIN). So retry with backoff.
+            # Retry with backoff: the kernel queues a limited number of jobs (connect(2): EAGAIN), and it sends no event
+            # when the queue has room again.
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
         else:
@@ -188,7 +188,7 @@ class AsyncSharedConnection(Connection[Channel]):
     sender has to wait. The loop's callbacks read, not a task, so a cancelled task cannot lose bytes.
 
     Attributes:
-        lock: a context manager without effect, because tasks switch only at an await.
+        lock: a context manager without effect; tasks need no lock, because they switch only at an await.
     """
 
     def __init__(self, core: SandboxCore, channel: Channel, connection: socket.socket, name: str) -> None:
@@ -209,7 +209,7 @@ class AsyncSharedConnection(Connection[Channel]):
                 raise await call_blocking(mark_unresponsive, self.core)
         self.channel.check()
 
-    async def say(self) -> None:
+    async def flush(self) -> None:
         """Send the channel's queued requests, waiting until the socket has accepted them."""
         self.send()
         while self.unsent and not self.closed:
@@ -223,7 +223,7 @@ class AsyncSharedConnection(Connection[Channel]):
             listen: whether to receive data; False if the caller would not consume it.
 
         Returns:
-            Whether the deadline lay ahead. If it had passed, data that had already arrived was still received.
+            Whether the deadline had not passed at the call. Data that had arrived by then is received in any case.
 
         Raises:
             InvalidValue: the handle was closed.
@@ -231,15 +231,15 @@ class AsyncSharedConnection(Connection[Channel]):
         """
         self.check()
         remaining = None if deadline is None else deadline - time.monotonic()
-        in_time = remaining is None or remaining > 0
-        if in_time and not self.inconclusive:
+        has_time = remaining is None or remaining > 0
+        if has_time and not self.inconclusive:
             await self._wait_for_event(remaining, listen=listen)
         elif listen and not self.closed and not self.peer_closed:
             self._listen()
         if self.inconclusive:
             self.conclude(await call_blocking(self.reason))
         self.check()
-        return in_time
+        return has_time
 
     async def _wait_for_event(self, remaining: float | None, *, listen: bool) -> None:
         loop = asyncio.get_running_loop()
@@ -256,7 +256,7 @@ class AsyncSharedConnection(Connection[Channel]):
                 timer.cancel()
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Update the events that the loop watches to those that the waiting tasks need."""
+        """Make the event loop watch the socket for those events that the waiting tasks need."""
         if self.closed:  # close() has removed the watchers
             return
         if any(self._waiting.values()) and not self.peer_closed:
@@ -270,13 +270,13 @@ class AsyncSharedConnection(Connection[Channel]):
 
     def _listen(self) -> None:
         self.listen()
-        self.tell()
+        self.wake_waiters()
 
     def _send(self) -> None:
         self.send()
-        self.tell()
+        self.wake_waiters()
 
-    def tell(self) -> None:
+    def wake_waiters(self) -> None:
         """Wake all waiting tasks."""
         for event in self._waiting:
             _wake(event)
@@ -286,13 +286,13 @@ class AsyncSharedConnection(Connection[Channel]):
         if not self.closed:
             self._watch_no_more()
             super().close()
-            self.tell()
+            self.wake_waiters()
 
     def begin_again(self, connection: socket.socket) -> None:
         """Continue with the same channel on another socket."""
         self._watch_no_more()
         super().begin_again(connection)
-        self.tell()
+        self.wake_waiters()
 
     def _watch_no_more(self) -> None:
         with contextlib.suppress(RuntimeError):  # without a running loop there are no watchers

@@ -70,7 +70,7 @@ def open_job(core: SandboxCore) -> socket.socket:
 
 
 def _drive(core: SandboxCore, call: Call) -> None:
-    """Run a call on a new socket. An exception, such as Ctrl-C, closes it, which kills the command's process tree."""
+    """Run a call on a new socket. An exception closes the socket, which kills the command's process tree."""
     with core.open_job() as connection:
         connection.settimeout(call.patience)
         try:
@@ -154,7 +154,7 @@ class SharedConnection(Connection[Channel]):
                     raise mark_unresponsive(self.core)
         self.channel.check()
 
-    def say(self) -> None:
+    def flush(self) -> None:
         """Send the channel's queued requests, waiting until the socket has accepted them."""
         self.send()
         while self.unsent and not self.closed:
@@ -168,7 +168,7 @@ class SharedConnection(Connection[Channel]):
             listen: whether to receive data; False if the caller would not consume it.
 
         Returns:
-            Whether the deadline lay ahead. If it had passed, data that had already arrived was still received.
+            Whether the deadline had not passed at the call. Data that had arrived by then is received in any case.
 
         Raises:
             InvalidValue: the handle was closed.
@@ -176,15 +176,15 @@ class SharedConnection(Connection[Channel]):
         """
         self.check()
         remaining = None if deadline is None else deadline - time.monotonic()
-        in_time = remaining is None or remaining > 0
+        has_time = remaining is None or remaining > 0
         listen = listen and not self._listening
         send = self.unsent and not self._sending
         if listen or send:
             self._move(remaining, listen=listen, send=send)
-        elif in_time:
+        elif has_time:
             self._changed.wait(None if remaining is None else min(remaining, threading.TIMEOUT_MAX))
         self.check()
-        return in_time
+        return has_time
 
     def _move(self, remaining: float | None, *, listen: bool, send: bool) -> None:
         poll = select.poll()
@@ -193,7 +193,7 @@ class SharedConnection(Connection[Channel]):
         self._sending |= send
         try:
             with self._unlocked():
-                # poll(2) takes an int of milliseconds; callers with a longer wait poll again
+                # limit the wait, because poll(2) takes an int of milliseconds; the caller waits again
                 events = poll.poll(None if remaining is None else min(max(remaining * 1000, 0.0), 1e9))
             occurred_events = sum(event for _, event in events)  # there is only one descriptor
             if send and occurred_events & ~select.POLLIN:
@@ -215,7 +215,7 @@ class SharedConnection(Connection[Channel]):
         finally:
             self.lock.acquire()
 
-    def tell(self) -> None:
+    def wake_waiters(self) -> None:
         """Wake all waiting threads."""
         self._changed.notify_all()
 

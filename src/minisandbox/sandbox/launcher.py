@@ -41,7 +41,7 @@ _START_TIMEOUT = 30.0
 _FEWEST_FILES = 128
 """Minimum limit of open files: the launcher moves the descriptors of new sandboxes to numbers from 100 on."""
 _OF_THE_MESSAGE = (errno.ETOOMANYREFS, errno.EMSGSIZE)
-"""Errors about a message (too large, too many descriptors in flight), which do not mean that the launcher is dead."""
+"""Errors that concern a single message (too large, too many descriptors in flight); the launcher is still alive."""
 ONE_ID = "MINISANDBOX_ONE_ID"
 """Environment variable; 1 keeps an ordinary user's sandboxes from using subordinate ids."""
 BY_RLIMIT = "rlimit"
@@ -93,7 +93,7 @@ class Launcher:
         self,
         plan: Plan,
         control: socket.socket,
-        door: socket.socket,
+        job_listener: socket.socket,
         sealed: Sequence[int] = (),
     ) -> None:
         """Request a sandbox, without waiting for it.
@@ -104,13 +104,14 @@ class Launcher:
         Args:
             plan: plan of the sandbox.
             control: the sandbox's end of its control socket.
-            door: listening socket on which other processes submit jobs.
+            job_listener: listening socket on which other processes submit jobs.
             sealed: numbers of the sealed trees that the plan names.
 
         Raises:
             SandboxCreationError: the zygote is gone.
         """
-        network = "host" if plan.network == "host" else "off"  # for an allow-list, the gateway provides the only access
+        # an allow-list needs no network either, because the gateway provides the only access
+        network = "host" if plan.network == "host" else "off"
         nproc = plan.processes if self.enforcement["processes"] == BY_RLIMIT else 0
         options = SpawnOptions(
             network, plan.one_id, plan.inotify, nproc, sealed, plan.group_limits, plan.pretend_owners
@@ -118,7 +119,7 @@ class Launcher:
         self.flush()
         with self._explaining():  # no lock needed: the socket sends messages atomically
             request = b"create " + options.to_json() + b"\n" + plan.to_json()
-            fd_passing.send(self._connection, request, (control.fileno(), door.fileno()))
+            fd_passing.send(self._connection, request, (control.fileno(), job_listener.fileno()))
 
     def hold(self, tree: int) -> int:
         """Keep a sandbox's upper after the sandbox has ended; return the number by which plans refer to it.
@@ -143,13 +144,13 @@ class Launcher:
         return self._ask("measure", tree, "bytes")
 
     def forget(self, number: int) -> None:
-        """Release a held tree at the next request or flush; safe to call from anywhere, finalisers included."""
+        """Mark a tree for release at the next request or flush; safe to call from anywhere, even from finalisers."""
         self._forgotten.append(number)
 
     def flush(self) -> None:
-        """Release forgotten trees now, to free their memory. If a request is in progress, it does so when it ends.
+        """Release forgotten trees now, to free their memory. If a request is in progress, that request releases them.
 
-        It never waits for the lock: a garbage collection during a request, which holds the lock, may call this.
+        It never waits for the lock, because a garbage collection may call it in a thread that holds the lock.
         """
         while self._forgotten and self._lock.acquire(blocking=False):  # loop: other threads may add trees
             try:

@@ -130,10 +130,10 @@ class Gateway:
 
 
 class _Refusals:
-    """Counts the refused requests of one sandbox, over all its runs.
+    """Counts the refused requests of one sandbox, including those of earlier runs.
 
     The sandbox's proxies report a refusal before they answer the client inside: they increment an eventfd and send the
-    reason to a socket. So both are current whenever they are read, and the gateway need not forward anything.
+    reason to a socket. So the counter and the reasons are complete as soon as a client sees a refusal.
     """
 
     def __init__(self, name: str) -> None:

@@ -23,15 +23,15 @@ _VIEWER_SCRATCH = 1 << 20
 _OWN_PROCESSES = 8
 """Processes added to the limit for pid 1 and the workers, which the kernel counts too."""
 USR_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-# Files of /proc that describe the host, not the sandbox. Docker masks those of the first lines (moby/profiles);
-# programs inside do not need the others either.
+# Files of /proc that describe the host and not the sandbox. Docker masks those in the first lines (moby/profiles), and
+# programs in a sandbox need none of the others.
 _HIDDEN = (
     "acpi", "asound", "interrupts", "kcore", "keys", "latency_stats", "sched_debug", "scsi", "timer_list",
     "timer_stats", "cmdline", "config.gz", "dynamic_debug", "iomem", "ioports", "kallsyms", "key-users", "kmsg",
     "kpagecgroup", "kpagecount", "kpageflags", "modules", "pagetypeinfo", "slabinfo", "sysrq-trigger", "vmallocinfo",
     "pressure", "locks", "swaps", "bootconfig",
 )  # fmt: skip
-# Files of /proc that programs read. A name in neither list, from another kernel or a driver, is hidden.
+# Files of /proc that programs read. A name in neither list, as from another kernel or a driver, is hidden.
 _SHOWN = frozenset(
     {
         "buddyinfo", "bus", "cgroups", "consoles", "cpuinfo", "crypto", "devices", "diskstats", "dma", "driver",
@@ -56,8 +56,8 @@ class SandboxRequest:
         mounts: host directories and files to mount inside.
         hostname: its hostname.
         upper: host directory used as the upper, or None for an upper in memory.
-        writable_usr: whether the host's ``/usr`` can be idmapped, and so be mounted copy-on-write.
-        layered_usr: whether the host's ``/usr`` can be an overlay layer at all.
+        writable_usr: whether the host's ``/usr`` can be idmapped, so that it can be mounted copy-on-write.
+        layered_usr: whether the host's ``/usr`` can be an overlay layer.
         host_sockets: paths to cover below bind-mounted host directories (:func:`find_host_sockets`).
         sealed: number of sealed trees on top of the image.
         sealed_size: bytes of ``limits.disk`` that the sealed trees take.
@@ -426,7 +426,7 @@ def _has_usr(layer: Path) -> bool:
 
 
 @functools.lru_cache(1024)
-def _has_entries(directory: str, inode: int, changed: int) -> bool:  # noqa: ARG001 - part of the cache key
+def _has_entries(directory: str, inode: int, mtime_ns: int) -> bool:  # noqa: ARG001 - part of the cache key
     with os.scandir(directory) as entries:
         return any(True for _ in entries)
 

@@ -32,7 +32,7 @@ class SandboxRun:
     Args:
         launcher: launcher of the sandbox.
         plan: plan of the sandbox.
-        door: listening socket on which other processes submit jobs.
+        job_listener: listening socket on which other processes submit jobs.
         trees: the sealed trees that the plan names.
         name: the sandbox's id, for messages.
         upper: directory of an upper on disk, or None for an upper in memory.
@@ -50,7 +50,7 @@ class SandboxRun:
         self,
         launcher: Launcher,
         plan: Plan,
-        door: socket.socket,
+        job_listener: socket.socket,
         trees: Sequence[Tree],
         name: str,
         *,
@@ -68,7 +68,7 @@ class SandboxRun:
         self._is_awaited = True
         try:
             with sandbox_end:
-                launcher.create(plan, sandbox_end, door, tree_numbers)
+                launcher.create(plan, sandbox_end, job_listener, tree_numbers)
         except BaseException:  # even on Ctrl-C
             self.end()
             raise

@@ -88,7 +88,7 @@ def _temporary_directory() -> Path | None:
 
 @contextmanager
 def _noted_parent(parent: Path) -> Iterator[None]:
-    """Record a parent directory, and protect the note from removal while the body creates a directory.
+    """Record a parent directory in a note, and keep the note from being removed while the body creates a directory.
 
     Without a runtime directory, only owners with the same TMPDIR find directories there.
     """

@@ -19,7 +19,7 @@ MOST_TREES = 200
 """Maximum depth of sealed trees, because a message passes at most 253 descriptors (SCM_MAX_FD, include/net/scm.h)."""
 
 _OWN_FILES = 64
-"""Allowance for the inodes of a new tmpfs, which has about half as many."""
+"""Number of inodes of an empty tmpfs that do not count as files; it has about half as many."""
 
 
 class Tree:
@@ -51,8 +51,8 @@ class Tree:
                 self._number = self.launcher.hold(self._descriptor)
             return self._number
 
-    def held(self) -> int:
-        """Return the bytes of ``Limits.disk`` that the tree takes: all files of its sandbox, with /run and /dev/shm."""
+    def disk_usage(self) -> int:
+        """Return how many bytes of ``Limits.disk`` the tree takes: all files of its sandbox, with /run and /dev/shm."""
         with self._lock:
             if self._descriptor < 0:
                 return self._sealed_size
@@ -94,7 +94,7 @@ def check_room(trees: Sequence[Tree], disk: int, subject: str) -> None:
     Raises:
         InvalidValue: the trees use up the limit.
     """
-    sealed_size = sum(tree.held() for tree in trees)
+    sealed_size = sum(tree.disk_usage() for tree in trees)
     if trees and disk - sealed_size < LEAST_DISK:
         raise InvalidValue(
             f"{subject}: sealed states hold {sealed_size} bytes of {'disk' if trees[0].upper else 'memory'}, "

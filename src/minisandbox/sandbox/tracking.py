@@ -1,8 +1,8 @@
 """Follow the changes of a workspace from turn to turn, as git patches against its image.
 
-A second sandbox sees the workspace's uppers and its image, as in :mod:`.comparing`, and stays open. Each time it sends
-only the files that were written since, and the patch is made of them here, without git. Only new files ask git, in the
-workspace, whether they are ignored.
+A second sandbox sees the workspace's uppers and its image, as in :mod:`.comparing`, and keeps running. For each patch
+it sends only the files that were written since the last one, and this process creates the patch without git. Only for
+new files, git in the workspace reports whether they are ignored.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LARGEST_FILE = 1 << 20
 _MOST_CHARACTERS = 1 << 18
 _TIMEOUT = 10.0
 _SLOW_DIFF = 1 << 22
-"""Lines before times lines after, above which a region is replaced as a whole instead of compared."""
+"""Product of the numbers of old and new lines; a larger region is replaced instead of compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +45,26 @@ class _ContentsCall(Call):
     """Request the files that changed since the last request.
 
     Args:
-        trees: number of uppers.
-        below: the directory to compare.
+        tree_count: number of uppers.
+        compared_path: the directory to compare.
         files: the files reported before.
     """
 
-    def __init__(self, trees: int, below: PurePosixPath, files: dict[str, _File]) -> None:
-        options = {"trees": trees, "below": str(below), "content": _LARGEST_FILE, "characters": _MOST_CHARACTERS}
+    def __init__(self, tree_count: int, compared_path: PurePosixPath, files: dict[str, _File]) -> None:
+        options = {
+            "trees": tree_count,
+            "below": str(compared_path),
+            "content": _LARGEST_FILE,
+            "characters": _MOST_CHARACTERS,
+        }
         marks = {path: file.mark for path, file in files.items() if file.mark is not None}
         super().__init__({"verb": "changes", **options}, json.dumps(marks).encode(), max_answer=2 * _LARGEST_FILE)
-        self._below, self._earlier = str(below), files
+        self._compared_path, self._known_files = str(compared_path), files
         self.files: dict[str, _File] = {}
 
     def _answer(self, header: frames.Header, payload: bytes) -> None:
         if header["event"] == "end":
-            self.files |= {path: self._earlier[path] for path in json.loads(payload)}
+            self.files |= {path: self._known_files[path] for path in json.loads(payload)}
             self.done = True
             return
         path, mark, sizes = header["path"], header["mark"], header["sizes"]
@@ -70,7 +75,7 @@ class _ContentsCall(Call):
         assert isinstance(new_mode, int)
         assert isinstance(old_mode, int)
         new, old = payload[: max(0, sizes[0])], payload[max(0, sizes[0]) :]
-        name = path.removeprefix(self._below.rstrip("/") + "/")
+        name = path.removeprefix(self._compared_path.rstrip("/") + "/")
         if min(sizes) < 0:
             problem = f"{name[:200]} has more than {_LARGEST_FILE >> 20} MiB"
             self.files[path] = _File(mark, not old_mode, b"", problem)
@@ -98,7 +103,7 @@ class ChangeTracker:
     def __init__(self, box: AsyncSandbox, core: Core) -> None:
         self._box, self._core = box, core
         self._viewer: Viewer | None = None
-        self._viewed: object = None
+        self._viewed_run: object = None
         self._files: dict[str, _File] = {}
         self._ignored: dict[str, bool] = {}
 
@@ -128,20 +133,20 @@ class ChangeTracker:
             await call_blocking(viewer.end)
 
     def _update(self) -> dict[str, _File]:
-        below = self._core.image.workdir
-        viewed, trees = self._core.uppers()
-        if self._viewer is None or viewed is not self._viewed:  # a reset or snapshot began another run
+        compared_path = self._core.image.workdir
+        current_run, tree_count = self._core.uppers()
+        if self._viewer is None or current_run is not self._viewed_run:  # a reset or snapshot began another run
             if self._viewer is not None:
                 self._viewer.end()
-            self._viewer, self._viewed, self._files = self._core.open_viewer("a patch"), viewed, {}
-        call = _ContentsCall(trees, below, self._files)
+            self._viewer, self._viewed_run, self._files = self._core.open_viewer("a patch"), current_run, {}
+        call = _ContentsCall(tree_count, compared_path, self._files)
         self._viewer.answer(call, _TIMEOUT)
         return call.result()
 
     async def _ask_git(self, paths: Sequence[str]) -> None:
-        """Ask git in the workspace which new files it ignores; without an answer, none is."""
-        below = self._core.image.workdir
-        names = [str(PurePosixPath(path).relative_to(below)) for path in paths]
+        """Ask git in the workspace which new files it ignores; if git fails, no file is ignored."""
+        compared_path = self._core.image.workdir
+        names = [str(PurePosixPath(path).relative_to(compared_path)) for path in paths]
         command = ["git", "-c", "core.fsmonitor=false", "check-ignore", "-z", "--stdin"]
         stdin = "\0".join(names).encode("utf-8", "surrogateescape")
         ignored: set[str] = set()
@@ -201,14 +206,14 @@ def _quoted(prefix: str, name: str) -> bytes:
 
 
 def _blob(mode: int, content: bytes) -> bytes:
-    """Return git's name of a content."""
+    """Return the git object id of a file content, or zeros if there is no file."""
     if not mode:
         return b"0" * 40
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest().encode()
 
 
 def _binary(content: bytes) -> Iterator[bytes]:
-    """Yield the lines of a binary hunk: base 85, with each line's length in its first letter."""
+    """Yield the lines of a binary hunk: base 85, with the length of each line encoded in its first letter."""
     yield b"literal %d" % len(content)
     packed = zlib.compress(content)
     for start in range(0, len(packed), 52):
@@ -234,7 +239,7 @@ def _lines(content: bytes) -> list[bytes]:
 
 
 def _grouped(before: list[bytes], after: list[bytes]) -> Iterator[list[tuple[str, int, int, int, int]]]:
-    """Yield the hunks of a comparison with three lines of context; only the lines between equal ends are compared."""
+    """Yield the hunks with three lines of context; only the lines between the common start and end are compared."""
     shorter, head = min(len(before), len(after)), 0
     while head < shorter and before[head] == after[head]:
         head += 1

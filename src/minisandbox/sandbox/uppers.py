@@ -54,7 +54,7 @@ class UpperDirectory:
         _live.add(self.path)
 
     def discard(self) -> None:
-        """Mark the directory for removal, even while it is referenced; calling it again does nothing."""
+        """Mark the directory for removal, even if other objects still use it; calling it again does nothing."""
         if self.path in _live:
             _live.discard(self.path)
             _unused.append(self.path)
@@ -86,7 +86,7 @@ def sweep(*, include_live: bool = False) -> None:
     """Remove the directories marked for removal; safe to call from several threads.
 
     Args:
-        include_live: also remove the others, because every sandbox of this process has ended.
+        include_live: whether to remove all other directories too, once every sandbox of this process has ended.
     """
     for path in list(_live) if include_live else ():
         _live.discard(path)

@@ -49,7 +49,7 @@ class AsyncProcess:
                 connection.begin(listener)
                 await connection.answered()
                 return cls(connection, owned=owned)
-            except BaseException:  # even on an interrupt: the process would run without a handle
+            except BaseException:  # even on an interrupt, because the process would run without a handle
                 channel.kill()
                 connection.send()
                 connection.close()
@@ -116,7 +116,7 @@ class AsyncProcess:
         with self._connection.lock:
             self._connection.check_open()
             self._channel.write(as_bytes(data))
-            await self._connection.say()
+            await self._connection.flush()
             while self._channel.unsent:
                 has_capacity = has_room(self._channel, self._deadline)
                 await self._connection.wait(None if has_capacity else self._deadline, listen=has_capacity)
@@ -157,7 +157,7 @@ class AsyncProcess:
         with self._connection.lock:
             self._connection.check_open()
             queue_request()
-            await self._connection.say()
+            await self._connection.flush()
 
     async def wait(self, timeout: float | None = None) -> ExecResult:
         """Wait until the process has exited. A cancellation does not affect the process.
@@ -183,7 +183,7 @@ class AsyncProcess:
                 is_shared = any(reader.caller.is_another() for reader in self._readers)
                 if not is_shared:
                     self._channel.events.clear()
-                    self._connection.tell()
+                    self._connection.wake_waiters()
                 if self._channel.result is not None:
                     return self._acknowledge(self._channel.result)
                 self._channel.check()
@@ -211,12 +211,12 @@ class AsyncProcess:
                     return self._acknowledge(self._channel.result)
                 self._channel.check()
                 await self._connection.wait()
-            self._connection.tell()  # a writer may wait for this piece to be consumed
+            self._connection.wake_waiters()  # a writer may wait for this piece to be consumed
             event = self._channel.events.popleft()
             return self._acknowledge(event) if isinstance(event, ExecResult) else event
 
     def _forget_reader(self, reader: _Events) -> None:
-        with self._connection.lock:  # another caller may iterate over them
+        with self._connection.lock:  # another caller may iterate over the readers
             self._readers.discard(reader)
 
     async def close(self) -> None:

@@ -68,9 +68,9 @@ class AsyncShell:
             number = self._channel.run(script, timeout=timeout)
             deadline = self._queue.join(timeout)
             try:
-                await self._connection.say()
+                await self._connection.flush()
                 return await self._result(number, deadline)
-            except BaseException:  # even on an interrupt: nobody reads the result
+            except BaseException:  # even on an interrupt, because nobody reads the result
                 self._channel.interrupt(number)
                 self._channel.forget(number)
                 self._connection.send()

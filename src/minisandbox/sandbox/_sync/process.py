@@ -50,7 +50,7 @@ class Process:
                 connection.begin(listener)
                 connection.answered()
                 return cls(connection, owned=owned)
-            except BaseException:  # even on an interrupt: the process would run without a handle
+            except BaseException:  # even on an interrupt, because the process would run without a handle
                 channel.kill()
                 connection.send()
                 connection.close()
@@ -117,7 +117,7 @@ class Process:
         with self._connection.lock:
             self._connection.check_open()
             self._channel.write(as_bytes(data))
-            self._connection.say()
+            self._connection.flush()
             while self._channel.unsent:
                 has_capacity = has_room(self._channel, self._deadline)
                 self._connection.wait(None if has_capacity else self._deadline, listen=has_capacity)
@@ -158,7 +158,7 @@ class Process:
         with self._connection.lock:
             self._connection.check_open()
             queue_request()
-            self._connection.say()
+            self._connection.flush()
 
     def wait(self, timeout: float | None = None) -> ExecResult:
         """Wait until the process has exited. Ctrl-C does not affect the process.
@@ -184,7 +184,7 @@ class Process:
                 is_shared = any(reader.caller.is_another() for reader in self._readers)
                 if not is_shared:
                     self._channel.events.clear()
-                    self._connection.tell()
+                    self._connection.wake_waiters()
                 if self._channel.result is not None:
                     return self._acknowledge(self._channel.result)
                 self._channel.check()
@@ -212,12 +212,12 @@ class Process:
                     return self._acknowledge(self._channel.result)
                 self._channel.check()
                 self._connection.wait()
-            self._connection.tell()  # a writer may wait for this piece to be consumed
+            self._connection.wake_waiters()  # a writer may wait for this piece to be consumed
             event = self._channel.events.popleft()
             return self._acknowledge(event) if isinstance(event, ExecResult) else event
 
     def _forget_reader(self, reader: _Events) -> None:
-        with self._connection.lock:  # another caller may iterate over them
+        with self._connection.lock:  # another caller may iterate over the readers
             self._readers.discard(reader)
 
     def close(self) -> None:

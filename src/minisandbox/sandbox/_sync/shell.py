@@ -69,9 +69,9 @@ class Shell:
             number = self._channel.run(script, timeout=timeout)
             deadline = self._queue.join(timeout)
             try:
-                self._connection.say()
+                self._connection.flush()
                 return self._result(number, deadline)
-            except BaseException:  # even on an interrupt: nobody reads the result
+            except BaseException:  # even on an interrupt, because nobody reads the result
                 self._channel.interrupt(number)
                 self._channel.forget(number)
                 self._connection.send()

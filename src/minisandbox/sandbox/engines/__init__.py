@@ -1,7 +1,8 @@
 """Run sandboxes in containers of podman or docker, to compare verdicts, time and disk use.
 
 Each sandbox is one container, and each command or file operation one ``exec`` in it. The ``exec`` runs a sandbox
-worker, so only the core differs from other sandboxes. Containers have no snapshots, forks, changes or network filter.
+worker, so only the core (:mod:`.core`) differs from that of other sandboxes. Containers have no snapshots, forks,
+changes or network filter.
 """
 
 from __future__ import annotations

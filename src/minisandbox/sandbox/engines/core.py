@@ -131,7 +131,7 @@ class ContainerCore:
         if limits.memory is not None:
             options += ["--memory", str(limits.memory), "--memory-swap", str(limits.memory)]
         options += [] if limits.cpu is None else ["--cpus", f"{limits.cpu:g}"]
-        return options + [word for name, text in self._labels for word in ("--label", f"{name}={text}")]
+        return options + [option for name, text in self._labels for option in ("--label", f"{name}={text}")]
 
     def _client_output(self) -> str:
         """Return the end of the engine client's output."""
@@ -182,7 +182,7 @@ class ContainerCore:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_ENDING)
         self._check_running()
-        # ask the engine: its client exits long after the container, which would look like the exit of the command
+        # ask the engine, because its client exits long after the container; the end would look like that of a command
         if "true" not in self._client.output("inspect", "--format", "{{.State.Running}}", self.id):
             raise self._gone()
 

@@ -21,7 +21,7 @@ from minisandbox.sandbox.engines.client import LABEL, Client
 from minisandbox.sandbox.protocol.commands import process_channel
 from minisandbox.types import ExecResult, ImageSpec
 
-_turn = threading.Lock()  # so that only one of many sandboxes imports an image
+_turn = threading.Lock()  # lets one sandbox at a time check for and import an image
 _PACK = "exec tar --create --one-file-system --numeric-owner --directory / --exclude ./usr --file - ."
 
 
@@ -45,10 +45,10 @@ def ensure_image(client: Client, image: ImageSpec) -> tuple[str, bool]:
     _check_usr(client, image)
     reference = reference_of(image)
     with _turn:
-        missing = not client.succeeds("image", "inspect", reference)
-        if missing:
+        is_missing = not client.succeeds("image", "inspect", reference)
+        if is_missing:
             _import(client, image, reference)
-    return reference, missing
+    return reference, is_missing
 
 
 def image_size(client: Client, reference: str) -> int:
@@ -89,7 +89,7 @@ def _import(client: Client, image: ImageSpec, reference: str) -> None:
         result.check()
 
 
-def _pack(image: ImageSpec, out: IO[bytes]) -> ExecResult:
+def _pack(image: ImageSpec, archive_file: IO[bytes]) -> ExecResult:
     command = _PACK if image.host_usr else _PACK.replace("--exclude ./usr", "")
     core = Core.create(replace(image, backend=""))
     channel = process_channel(
@@ -102,7 +102,7 @@ def _pack(image: ImageSpec, out: IO[bytes]) -> ExecResult:
                     return event
                 if event.stream == "stdout":
                     with suppress(BrokenPipeError):  # the engine has failed; its stderr has the reason
-                        out.write(event.data)
+                        archive_file.write(event.data)
     finally:
         core.stop()
     raise AssertionError("a process's last event is its result")
@@ -124,9 +124,9 @@ def copy_in(client: Client, container: str, sources: Sequence[tuple[Path, PurePo
         HostError: the engine refused.
     """
     with tempfile.TemporaryFile() as archive:
-        with tarfile.open(fileobj=archive, mode="w") as out:
+        with tarfile.open(fileobj=archive, mode="w") as archive_file:
             for source, target in sources:
-                out.add(source, str(target.relative_to("/")), filter=_as_root)
+                archive_file.add(source, str(target.relative_to("/")), filter=_as_root)
         archive.seek(0)
         client.run("cp", "-", f"{container}:/", stdin=archive)
 

@@ -51,11 +51,11 @@ def _made(_process: int) -> Path:
     modules = root / "lib" / library.name
     package = Path(__file__).parents[3]
     python = os.path.realpath(sys.executable)
-    listing = _output(python, "-I", "-S", "-c", _MODULES, str(package))
+    module_list = _output(python, "-I", "-S", "-c", _MODULES, str(package))
     binaries = [Path(python)]
-    for file in map(Path, json.loads(listing)):
-        top = package if file.is_relative_to(package) else library
-        _copy(file, modules / file.relative_to(top))
+    for file in map(Path, json.loads(module_list)):
+        parent = package if file.is_relative_to(package) else library
+        _copy(file, modules / file.relative_to(parent))
         binaries += [file] if file.suffix == ".so" else []
     (modules / "lib-dynload").mkdir(parents=True, exist_ok=True)
     _copy(Path(python), root / "bin/python")

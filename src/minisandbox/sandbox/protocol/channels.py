@@ -32,7 +32,7 @@ _END_OF_FILE = b"\x04"
 
 
 class _Channel:
-    """Base of the channels: frames, the send queue, the error answer."""
+    """Base class of the channels: decodes frames, queues requests, and records an error response."""
 
     done: bool
 
@@ -81,7 +81,7 @@ class ProcessChannel(_Channel):
         timeout: wall-clock seconds, or None.
         user: name or uid, or None for the sandbox's default user.
         pty: size of a terminal to run it on, or None for pipes.
-        lifetime: ``handle`` or ``sandbox``: what the process ends with. For ``sandbox``, send a listening socket
+        lifetime: the process is killed with its ``handle`` or its ``sandbox``. For ``sandbox``, send a listening socket
             (SCM_RIGHTS) with the first byte of ``start()``, so that other handles can attach to the process.
         output: bytes kept per stream.
 
@@ -90,7 +90,7 @@ class ProcessChannel(_Channel):
         command: the command as given; for an attached process, known once ``started``.
         pid: pid inside the sandbox; 0 before ``started``.
         started: whether the process runs or has run.
-        done: whether nothing more will arrive: the process has exited, could not be started or attached to.
+        done: whether nothing more will arrive, because the process has exited, or could not be started or attached to.
         events: pieces of output in order, then the result; the consumer removes them.
         result: the result once the process has exited, or None.
         remaining: seconds that remained of the timeout when ``started`` was set, or None without a timeout.
@@ -193,7 +193,7 @@ class ProcessChannel(_Channel):
 
     @property
     def unsent(self) -> int:
-        """Bytes of standard input without credit, which wait until the process reads; a writer waits for 0."""
+        """Bytes of standard input that wait until the process reads more. A writer waits until this is 0."""
         return 0 if self.done else len(self._unsent)
 
     def write(self, data: bytes) -> None:
@@ -351,11 +351,11 @@ class ShellChannel(_Channel):
         return frames.encode(request)
 
     def check(self) -> None:
-        """Return if it could be started.
+        """Raise the error if bash could not be started.
 
         Raises:
             FileAccessError: the working directory cannot be entered, or there is no bash.
-            InvalidValue: there is no such user, or it cannot be had here.
+            InvalidValue: there is no such user, or the user is not available in this sandbox.
         """
         if self._error is not None:
             wire.raise_error(self._error)
@@ -381,7 +381,7 @@ class ShellChannel(_Channel):
         return self._number
 
     def interrupt(self, run: int) -> None:
-        """Queue a request to kill a run, as a timeout does; its result is SIGINT unless it has just ended."""
+        """Queue a request to kill a run, as a timeout does. Its status is SIGINT, unless it has already ended."""
         if run in self._running:
             self._queue_request({"verb": "interrupt", "run": run})
 
@@ -390,7 +390,7 @@ class ShellChannel(_Channel):
         return self._results.pop(run, None)
 
     def forget(self, run: int) -> None:
-        """Drop a run whose result nobody will take."""
+        """Drop the result of a run, because its caller has stopped waiting."""
         self._running.pop(run, None)
         self._results.pop(run, None)
 

@@ -20,7 +20,7 @@ MOST_UNREAD = 256
 KILL_PATIENCE = 5.0
 """Seconds that closing a handle waits for the killed process to exit."""
 LOOK_AGAIN = 0.5
-"""Seconds after which wait() checks again whether other readers are active, because they send no notification."""
+"""Seconds after which wait() checks again for other readers, which do not announce that they have left."""
 GRACE = 60.0
 """Seconds after a deadline within which the result must arrive, even on a busy machine. A new process or shell must
 answer within this time too."""
@@ -72,16 +72,16 @@ class Connection(Generic[Channel]):
         self.socket = connection
         self.peer_closed = False
 
-    def begin(self, door: socket.socket | None = None) -> None:
+    def begin(self, listener: socket.socket | None = None) -> None:
         """Send the first request.
 
         Args:
-            door: listening socket of a process, sent with the first byte to the supervisor, which holds it open.
+            listener: listening socket of a process, sent with the first byte to the supervisor, which holds it open.
         """
         self.socket.setblocking(False)
         self._pending[:] = self.channel.start()
-        if door is not None:
-            fd_passing.send(self.socket, bytes(self._pending[:1]), [door.fileno()])
+        if listener is not None:
+            fd_passing.send(self.socket, bytes(self._pending[:1]), [listener.fileno()])
             del self._pending[:1]
         self.send()
 
@@ -94,7 +94,7 @@ class Connection(Generic[Channel]):
 
     @property
     def unsent(self) -> bool:
-        """Whether bytes wait until the socket accepts them."""
+        """Whether bytes remain that the socket has not accepted yet."""
         return bool(self._pending)
 
     @property
@@ -143,7 +143,7 @@ class Connection(Generic[Channel]):
         """Receive available bytes. At the end of the stream, the caller must call :meth:`conclude`."""
         try:
             data = self.socket.recv(_PIECE)
-        except (BlockingIOError, ConnectionResetError):  # reset: once, if the peer left bytes unread
+        except (BlockingIOError, ConnectionResetError):  # the kernel reports a reset once if the peer left bytes unread
             return
         except OSError:
             data = b""
@@ -163,22 +163,22 @@ class Connection(Generic[Channel]):
 
     @property
     def inconclusive(self) -> bool:
-        """Whether the peer has hung up without a last answer and the reason is not known yet."""
+        """Whether the peer has hung up without a last answer, and :meth:`conclude` has not recorded the reason yet."""
         return self.peer_closed and not self.channel.done and self._failure is None
 
-    def conclude(self, gone: SandboxGone | None) -> None:
+    def conclude(self, sandbox_error: SandboxGone | None) -> None:
         """Record the reason why the peer has hung up without a last answer.
 
         Args:
-            gone: the error if the sandbox has ended; None if it runs, so that a command inside must have killed the
-                peer.
+            sandbox_error: the error if the sandbox has ended; None if it runs, so that a command inside must have
+                killed the peer.
         """
         if not self.inconclusive:
             return
-        if gone is None:
+        if sandbox_error is None:
             self.channel.hung_up()
         else:
-            self._failure = gone
+            self._failure = sandbox_error
 
     def reason(self) -> SandboxGone | None:
         """Return the error if the sandbox has ended, or None if it runs; may block briefly."""

@@ -65,12 +65,12 @@ class _FileCall(Call):
     """Base of the calls of this module.
 
     Attributes:
-        about: subject of the error message, if the path that the worker names is not enough.
+        subject: subject of the error message; "" for the path that the worker reports.
     """
 
     def __init__(self, header: frames.Header, *, max_answer: int = 0) -> None:
         super().__init__(header, max_answer=max_answer)
-        self.about = ""
+        self.subject = ""
 
     def _take(self, header: frames.Header, payload: bytes) -> None:
         if self.done:
@@ -85,8 +85,8 @@ class _FileCall(Call):
             return
         number, operation = self._error.get("errno"), str(self._request["verb"])
         path, message = str(self._error.get("path")), str(self._error.get("message"))[:_LONGEST_MESSAGE]
-        what = f"cannot {_WORDS.get(operation, operation)} {(self.about or path)[:_LONGEST_MESSAGE]}: {message}"
-        raise FileAccessError(what, path=path, errno=number if isinstance(number, int) else None)
+        failure = f"cannot {_WORDS.get(operation, operation)} {(self.subject or path)[:_LONGEST_MESSAGE]}: {message}"
+        raise FileAccessError(failure, path=path, errno=number if isinstance(number, int) else None)
 
 
 class DoneCall(_FileCall):

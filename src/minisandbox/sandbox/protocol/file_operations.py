@@ -166,7 +166,7 @@ def move(source: str | PurePosixPath, target: str | PurePosixPath, *, cwd: str) 
             disk limit is reached.
     """
     call = DoneCall(request("move", source, cwd, target=checked_path(target)))
-    call.about = f"{source} to {target}"
+    call.subject = f"{source} to {target}"
     yield call
     call.result()
 

@@ -188,8 +188,8 @@ def _checked_patch(result: ExecResult, patch: bytes) -> bytes:
         CommandFailed: the script failed.
     """
     if not result.ok:
-        shortened_result = replace(result, command="git diff")  # the command is pages long
-        raise CommandFailed(shortened_result, hint=_HELD if result.outcome is Outcome.TIMEOUT else None)
+        short_result = replace(result, command="git diff")  # the command is pages long
+        raise CommandFailed(short_result, hint=_HELD if result.outcome is Outcome.TIMEOUT else None)
     return patch
 
 
@@ -245,11 +245,11 @@ def make_patch(
     try:
         if result.ok:
             yield from file_operations.read(f"{work_directory}/patch", cwd="/", limit=limit, sink=sink)
-    except FileAccessError:  # not finally: an interrupted caller makes no further call
+    except FileAccessError:  # no finally block, because an interrupted caller makes no further call
         yield from discard
         raise
     yield from discard
-    if written is not None and result.outcome is Outcome.EXITED and not result.ok:  # git refused a file: compare all
+    if written is not None and result.outcome is Outcome.EXITED and not result.ok:  # git refused a written file
         return (yield from make_patch(core, path, None, base=base, limit=limit, timeout=timeout))
     return _checked_patch(result, sink.getvalue())
 
@@ -259,7 +259,7 @@ def _run_as_owner(
 ) -> Operation[ExecResult]:
     """Run git as the owner of the repository: git refuses other users, and runs programs named in its configuration."""
     owner = 0
-    with contextlib.suppress(FileAccessError):  # git will say why
+    with contextlib.suppress(FileAccessError):  # git itself reports the error
         owner = (yield from file_operations.stat(".", cwd=directory(core, path))).uid
     if owner != 0:
         with contextlib.suppress(InvalidValue):  # the sandbox has a single id: run as root

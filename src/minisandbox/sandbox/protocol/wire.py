@@ -27,12 +27,14 @@ NONSENSE = (AssertionError, ArithmeticError, LookupError, RecursionError, TypeEr
 """Exceptions that decoding a malformed answer can raise."""
 _ACCOUNT = ("HOME", "USER", "LOGNAME")
 _LARGEST_ID = (1 << 32) - 2
-_LONGEST_ESCAPE = 12  # bytes of JSON for one character: two surrogates
-_LARGEST_REQUEST = frames.MAX_HEADER - (64 << 10)  # leaves space for the other fields: directory, user, ...
+_LONGEST_ESCAPE = 12
+"""Maximum bytes of JSON for one character, which takes two escaped surrogates."""
+_LARGEST_REQUEST = frames.MAX_HEADER - (64 << 10)
+"""Maximum bytes of the checked fields of a request; the remaining bytes are for its other fields."""
 
 
 class Call:
-    """Base of all calls: frames, the error answer, the end of the stream.
+    """Base class of all calls: decodes frames, and handles an error response and the end of the stream.
 
     Attributes:
         done: whether the call was answered.
@@ -87,15 +89,15 @@ class Call:
             raise_error(self._error)
 
 
-def malformed(what: str, error: Exception) -> SandboxGone:
+def malformed(request: str, error: Exception) -> SandboxGone:
     """Return the error for an answer that breaks the protocol.
 
     Args:
-        what: the request that was answered.
+        request: the request that was answered.
         error: exception that decoding the answer raised.
     """
     return SandboxGone(
-        f"the sandbox's answer to {what} is malformed: {error!r}",
+        f"the sandbox's answer to {request} is malformed: {error!r}",
         reason="a command inside took over the process that answers, or it runs another version of MiniSandbox",
         hint="stop the sandbox and create another; report a bug if nothing hostile ran in it",
     )
@@ -117,8 +119,8 @@ def raise_error(error: frames.Header) -> None:
     path, operation = str(error.get("path")), error.get("operation")
     if operation == "user":
         raise _no_such_user(path, number)
-    what = f"cannot enter {path}" if operation == "exec" else f"cannot {operation} {path}"
-    raise FileAccessError(f"{what}: {message}", path=path, errno=number if isinstance(number, int) else None)
+    failure = f"cannot enter {path}" if operation == "exec" else f"cannot {operation} {path}"
+    raise FileAccessError(f"{failure}: {message}", path=path, errno=number if isinstance(number, int) else None)
 
 
 def _no_such_user(user: str, number: object) -> InvalidValue:
@@ -203,7 +205,7 @@ def command_request(
 
 
 def _check_size(request: frames.Header) -> None:
-    """Reject a request that is too large, because the worker would hang up as if the command had been killed."""
+    """Reject a request that is too large. The worker would hang up, which would look like a killed command."""
     size = len(frames.encode(request))
     if size > _LARGEST_REQUEST:
         raise InvalidValue(
