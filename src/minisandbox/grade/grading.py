@@ -25,7 +25,7 @@ from minisandbox.types import Limits
 if TYPE_CHECKING:
     from minisandbox.images import Image
 
-# Accidents of a loaded machine, or of a test that hangs by chance: the run of trusted code is repeated.
+# A loaded machine or a test that hangs by chance may cause these, so a run of trusted code is repeated.
 _REPEATED = frozenset({Reason.TIMEOUT, Reason.KILLED, Reason.OUT_OF_MEMORY})
 # Only the submission itself can cause these, so no control run is needed.
 _CAUSED_BY_SUBMISSION = frozenset({Reason.PATCH_INVALID, Reason.REPORT_DAMAGED})
@@ -43,12 +43,13 @@ def grade(
 ) -> Grade:
     """Grade a submission: apply it to clean code in a fresh sandbox and run the task's tests.
 
-    If a run is not believed, the reference is run, too. The submission is at fault if the reference's run is believed,
-    otherwise the infrastructure is. So a submission cannot turn its failure into an infrastructure error.
+    A run is believed if the runner's exit status fits the results that the reporter sent. If it is not believed, the
+    tests run once more with the reference patch. If that run is believed, the submission is at fault, otherwise the
+    infrastructure is. So a submission cannot turn its own failure into an infrastructure error.
 
     A pass is confirmed by a further run with changed tests (:mod:`.confirm.confirmation`). A script that writes no
-    reward is an infrastructure error. For a task that is graded in the live sandbox, this function grades the patch
-    instead.
+    reward is an infrastructure error. If the task is normally graded in the agent's own sandbox, this function grades
+    the patch instead.
 
     Args:
         task: the task.
@@ -115,9 +116,10 @@ def grade_trusted(change: CodePatch, workspace: Workspace, confirm: str) -> Grad
 
 
 def _run_trusted(workspace: Workspace, change: CodePatch) -> tuple[SuiteRun, tuple[Flag, ...]]:
-    """Run the tests on trusted code; repeat a run that timed out, was killed or ran out of memory, with other hashes.
+    """Run the tests on trusted code; if they time out, are killed or run out of memory, run them once more.
 
-    A project's test can hang by chance, which is more likely on a loaded machine.
+    A project's test can hang by chance, which is more likely on a loaded machine. The second run has another hash seed,
+    because some tests hang only for some orders of hashes.
 
     Returns:
         The last run, and a flag about the first run if there were two.
@@ -130,9 +132,9 @@ def _run_trusted(workspace: Workspace, change: CodePatch) -> tuple[SuiteRun, tup
 
 
 def grade_in(workspace: Workspace, submission: bytes, confirm: str = ONCE) -> Grade:
-    """Grade a submission in a workspace; the grade has no duration.
+    """Grade a submission in a workspace; the caller adds the duration.
 
-    If git rejects the patch, the commands of the official harness are tried.
+    If ``git apply`` rejects the patch, try the commands of the official harness, which also apply damaged patches.
     """
     first_grade = _grade_patch(workspace, submission, confirm)
     if first_grade.reason is not Reason.PATCH_INVALID or len(submission) > MAX_SUBMISSION:
@@ -150,7 +152,7 @@ def grade_in(workspace: Workspace, submission: bytes, confirm: str = ONCE) -> Gr
 
 
 def _grade_patch(workspace: Workspace, submission: bytes, confirm: str) -> Grade:
-    """Grade a patch without trying the commands of the harness."""
+    """Grade a patch with ``git apply`` alone, without the fallback to the harness's commands."""
     task = workspace.task
     policy = Policy.for_task(task, dict(workspace.image.environment), workspace.image.workdir)
     try:
@@ -162,7 +164,7 @@ def _grade_patch(workspace: Workspace, submission: bytes, confirm: str) -> Grade
     reference = reference_change(task)
     signs = scan(submission, change.only or (), reference.patch, reverse=reference.reverse, tests=task.test_files)
     flags = change.flags + signs
-    by_script = isinstance(task.grader, ScriptGrader)  # a script may judge files that are in no patch
+    by_script = isinstance(task.grader, ScriptGrader)  # a script may judge files that no patch contains
     if not by_script and all(policy.is_beside_the_point(path) for path in change.only or ()):
         detail = "nothing of it is applied that a test could see: no file, or tests and documents only"
         return Grade(task.instance_id, Verdict.FAILED, Reason.NOTHING_TO_TEST, detail, flags=flags)
@@ -175,10 +177,11 @@ def _grade_patch(workspace: Workspace, submission: bytes, confirm: str) -> Grade
 
 
 def _run_and_judge(workspace: Workspace, change: CodePatch, flags: tuple[Flag, ...], confirm: str) -> Grade:
-    """Run the tests, check a run that is not believed with the reference, and confirm a pass if the policy requires it.
+    """Run the tests and grade them; if the run is not believed, run the reference to find out what is at fault.
 
     A run that may have failed by accident, e.g. a timeout on a loaded machine, is repeated before the submission is
-    blamed. After a timeout, the new limit is three times the current duration of the reference's run.
+    blamed. After a timeout, the new limit is three times the duration of the reference's run. A pass is confirmed if
+    the policy requires it.
     """
     task, run = workspace.task, _run_with_retry(workspace, change)
     if run.doubt is not None and run.doubt.reason is Reason.NO_REWARD:
@@ -189,14 +192,14 @@ def _run_and_judge(workspace: Workspace, change: CodePatch, flags: tuple[Flag, .
         flags += repeated
         if control.doubt is not None:
             return _untrusted(judge(task, run, flags), control)
-        if run.doubt.reason in ACCIDENTS - {Reason.SANDBOX_DIED}:  # a dead sandbox was tried twice
+        if run.doubt.reason in ACCIDENTS - {Reason.SANDBOX_DIED}:  # a run in a dead sandbox was already repeated
             workspace = workspace.patient(control.duration) if is_timeout else workspace
             run = _run_with_retry(workspace, change)
     return _confirmed(workspace, change, run, judge(task, run, flags), confirm)
 
 
 def _confirmed(workspace: Workspace, change: CodePatch, run: SuiteRun, graded: Grade, confirm: str) -> Grade:
-    """Confirm a pass if the policy requires it; flag a pass that only a log or a script reports."""
+    """Confirm a pass if the policy requires it; if no reporter observes the tests, only flag the pass."""
     if not graded.resolved:
         return graded
     if workspace.task.grader.reporter == "none":
@@ -211,7 +214,7 @@ def _confirmed(workspace: Workspace, change: CodePatch, run: SuiteRun, graded: G
 
 
 def _run_with_retry(workspace: Workspace, change: CodePatch) -> SuiteRun:
-    """Run the tests; repeat a run whose sandbox died, because the host may be at fault the first time."""
+    """Run the tests; if the sandbox dies, run them once more, because the host may have caused the first death."""
     for _ in range(2):
         try:
             return workspace.run(change)

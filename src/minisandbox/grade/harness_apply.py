@@ -30,10 +30,10 @@ _COMMANDS_5 = (
 _RESET_5 = "git checkout -- . ; git clean -fd"
 """swebench 5 runs this between two commands; the other harnesses keep the changes of a failed ``--reject``."""
 _IS_APPLIED_5 = "git apply --check --reverse"
-_PATCH = "/tmp/patch.diff"  # noqa: S108 - inside the sandbox, where the harness has it
+_PATCH = "/tmp/patch.diff"  # noqa: S108 - a path inside the sandbox, the same as in the harness
 _DIFF_TIMEOUT = 120.0
 _LIST_IGNORED = "git ls-files -o -i --exclude-standard -z | LC_ALL=C sort -z"
-# Leftover copies of whole files are invisible to the tests, but would drown the flags of suspicious lines.
+# Leave out .orig and .rej files: they cannot affect the tests, but their old lines would be flagged as suspicious.
 _DROP_LEFTOVERS = "git ls-files -o -z -- '*.orig' '*.rej' | xargs -0 -r rm -f --"
 # git diff omits new files that git ignores, although the tests see them.
 _DIFF_IGNORED = rf"""{_LIST_IGNORED} | LC_ALL=C comm -z -13 /tmp/ignored - | while IFS= read -r -d '' path; do
@@ -70,14 +70,14 @@ def apply_like_harness(workspace: Workspace, submission: bytes) -> Applied | Non
         MiniSandboxError: the sandbox could not be created.
         CancelledError: the grading was cancelled.
     """
-    for _ in range(2):  # the host may be at fault if one sandbox dies
+    for _ in range(2):  # if the sandbox dies, try once more: the host may be at fault
         workspace.cancellation.check()
         try:
             with workspace.box(Network.off()) as box:
                 return _apply(box, submission, workspace.task)
         except SandboxGone:
             continue
-        except (CommandFailed, FileAccessError):  # the patch broke the repository or left too much
+        except (CommandFailed, FileAccessError):  # the patch broke the repository, or the changes are too large
             return None
     return None
 

@@ -1,7 +1,7 @@
 """Find the names that hidden tests import from outside of the repository.
 
 If a submission adds a module with such a name, tests would import it instead of the intended one, e.g. instead of a
-library's helper for comparisons. No changed test would reveal that.
+library's helper for comparisons. A confirming run with changed tests would not reveal the replacement.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from minisandbox.tasks import Task
 if TYPE_CHECKING:
     from minisandbox.images import Image
 
-# Search the text: newer Pythons cannot parse tests for Python 2.
+# Search the text instead of parsing it, because Python 3 cannot parse tests that were written for Python 2.
 _IMPORTS = re.compile(
     rb"^[ \t]*(?:from[ \t]+(\w+)|import[ \t]+([\w., \t]+))|\b(?:importorskip|import_module)\(\s*[\"'](\w+)",
     re.MULTILINE,
@@ -30,7 +30,7 @@ _MODULES = (".py", ".so")
 
 
 def protect_imports(policy: Policy, task: Task, image: Image) -> Policy:
-    """Extend a policy by the names that hidden tests import and that the repository lacks.
+    """Extend a policy by the modules that hidden tests import and that the repository does not contain.
 
     Args:
         policy: the task's policy.
@@ -46,7 +46,7 @@ def protect_imports(policy: Policy, task: Task, image: Image) -> Policy:
     hidden = image.tests_dir()
     names = imported_names(hidden_files(hidden, task.test_files).values())
     allowed = {name for path in policy.allowed for _, name, _ in top_names(path, policy.roots)}
-    with image.store.hold(*image.layers, *filter(None, [image.tests_layer])):  # restores the trees of frozen layers
+    with image.store.hold(*image.layers, *filter(None, [image.tests_layer])):  # unpacks frozen layers
         trees = [(image.store.layer_tree(layer), str(image.workdir).strip("/")) for layer in image.layers]
         trees += [(hidden, "")] if hidden else []
         return replace(policy, elsewhere=frozenset(_elsewhere(names - allowed, policy.roots, trees)))
@@ -64,10 +64,10 @@ def _imported(content: bytes) -> Iterator[bytes]:
 
 
 def _elsewhere(names: frozenset[str], roots: Iterable[str], trees: Sequence[tuple[Path, str]]) -> Iterator[str]:
-    """Yield the names that no tree contains below a root, as ``ROOT/NAME``.
+    """Yield ``ROOT/NAME`` for each root and each name that no layer contains as a module in this root.
 
-    A package is not a root, because its tests are imported from the directory above it; its ``__init__`` is yielded
-    instead. Files that an upper layer removes count as present.
+    A root that is a package yields only ``ROOT/__init__``, because its tests are imported from the directory above it.
+    Files that an upper layer removes count as present.
     """
     for root in roots:
         names_by_tree = [_module_names(tree, f"{folder}/{root}".strip("/")) for tree, folder in trees]
@@ -78,7 +78,7 @@ def _elsewhere(names: frozenset[str], roots: Iterable[str], trees: Sequence[tupl
 
 
 def _module_names(tree: Path, root: str) -> frozenset[str] | None:
-    """Return the names that modules in a directory of a tree have, or None if the path contains a link."""
+    """Return the names of the modules in a directory of a layer, or None if its path contains a symbolic link."""
     folder = tree / root
     if os.path.realpath(folder) != os.path.join(os.path.realpath(tree), root).rstrip("/"):
         return None

@@ -1,6 +1,6 @@
 """Judge a test run of any runner: decide whether to believe the run, and derive the grade.
 
-A run is believed if its exit status fits the reporter's lines.
+A run is believed if its exit status fits the test results that the reporter sent from the sandbox.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _UNUSABLE = {
     4: (Reason.USAGE_ERROR, "pytest refused its command line or could not load a conftest.py"),
     5: (Reason.NO_TESTS, "pytest collected no tests"),
 }
-# A shell's exit statuses (POSIX, "Exit Status for Commands"). A wrapper's own 1 or 2 looks like pytest's.
+# A shell's exit statuses (POSIX, "Exit Status for Commands"). A status of 1 or 2 may also be that of a wrapper script.
 NOT_FOUND = {
     126: "the task's test command (test.command) cannot be executed",
     127: "a program of the task's test command (test.command) is not there",
@@ -46,7 +46,7 @@ class SuiteRun:
     """The results of one run of the tests.
 
     Attributes:
-        report: the plugin's report.
+        report: the results that the reporter sent from the sandbox.
         doubt: why the run is not believed, or None if it is.
         exit_code: the runner's exit status, or None if it was killed or did not run.
         duration: the duration of the run in seconds.

@@ -1,8 +1,8 @@
 """Search a task's image for leaks of the solution or the hidden tests.
 
-The search runs inside a sandbox, with an agent's view of the image. It looks for history beyond the single commit, for
-lines of the reference or of hidden tests in any file and in the history of any repository, and for archives of the
-project. It finds a newer or unbroken copy of the project, because the copy contains the reference's lines.
+The search runs inside a sandbox, with an agent's view of the image. The task's repository may have only one commit. The
+search reports further commits, lines of the reference or of hidden tests in any file or git history, and archives of
+the project. It also finds a newer or fixed copy of the project, because the copy contains the reference's lines.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Lines:
 
     Attributes:
         kind: ``reference`` or ``tests``.
-        of: the file in the repository.
+        of: the file of the repository that contains the lines.
         lines: the lines.
     """
 
@@ -112,7 +112,7 @@ class Lines:
 
     @property
     def enough(self) -> int:
-        """The number of lines that make a file a leak; similar tests share up to three quarters of their lines."""
+        """The number of lines from which a file is a leak: 95 %, because similar tests share up to 75 % of theirs."""
         return max(1, -(-19 * len(self.lines) // 20))
 
     def without(self, lines: frozenset[str]) -> Lines:
@@ -143,7 +143,7 @@ def find_leaks(task: Task, image: Image) -> tuple[Leak, ...]:
         box.files.write_bytes(_PLACE / "all", _file(lines))
         for index, group in enumerate(line_groups):
             box.files.write_bytes(_PLACE / f"{index}.{group.enough}.lines", _file(group.lines))
-        uncut = "" if task.solution is None else "1"  # the repositories of other tasks must have a single commit
+        uncut = "" if task.solution is None else "1"  # a task directory's repository may have a history
         variables = {"REPOSITORY": str(image.workdir), "HOST": "" if image.own_root else "1", "UNCUT": uncut}
         result = box.exec(["bash", "-c", _SCRIPT], user=0, timeout=TIMEOUT, env=variables)
     if not result.ok or result.dropped_stdout:
@@ -155,9 +155,9 @@ def find_leaks(task: Task, image: Image) -> tuple[Leak, ...]:
 
 
 def _file(lines: tuple[str, ...] | list[str]) -> bytes:
-    """Return grep patterns for the lines, with and without a patch's signs."""
+    """Return a file of grep patterns that match the lines as they are, or with the + or - of a patch."""
     patterns = [sign + line for sign in ("", "+", "-") for line in lines]
-    # without a pattern, some versions of grep match everything, others nothing
+    # add a pattern, because an empty file of patterns matches everything in some versions of grep
     return "\n".join([*patterns, "@no such line@"]).encode("utf-8", "surrogateescape") + b"\n"
 
 
@@ -173,7 +173,7 @@ def telling_lines(task: Task, hidden: Path | None = None) -> Iterator[Lines]:
 
     Args:
         task: the task.
-        hidden: the tests layer of the task's image; None leaves out lines that are only there.
+        hidden: the tests layer of the task's image; if None, tests that only this layer contains are left out.
     """
     for kind, patch, reverse in (("reference", task.patch, task.reference.reverse), ("tests", task.test_patch, False)):
         new_sign, old_sign = (b"-", b"+") if reverse else (b"+", b"-")
@@ -212,7 +212,7 @@ def _texts(change: FileChange, sign: bytes) -> list[str]:
 def _leak(line: str, line_groups: list[Lines], task: Task) -> Leak | None:
     kind, path, count, history = [*line.split("\t"), "", "", ""][:4]
     if task.solution is not None and kind in ("history", "archive"):
-        return None  # the author of a task directory built the image
+        return None  # the author of a task directory chose the content of the image
     if kind == "history":
         return Leak("history", path, "the repository inside is not one commit")
     if kind == "archive":

@@ -95,7 +95,7 @@ def measure(
 
 
 def _outcomes(task: Task, run: SuiteRun) -> dict[str, str]:
-    """Return the outcome of every test; in a log, a test has the name that the task's parser gives it."""
+    """Return the outcome of every test; for a log grader, under the names that the benchmark's parser returns."""
     if run.judgement is None or not isinstance(task.grader, LogGrader):
         return run.report.outcomes()
     statuses = harness.parse(task.grader.parser, run.whole_log, about=about(task))

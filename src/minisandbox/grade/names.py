@@ -12,12 +12,12 @@ _UNITTEST = re.compile(r"(\w+) \(([\w.]+)\)")
 
 
 def located(task: Task, tests: Iterable[str]) -> Mapping[str, str]:
-    """Return the pytest ids of tests, each with the test's name in the runner's output.
+    """Map the pytest ids of tests to the names that the test runner prints.
 
     Args:
         task: the task.
         tests: names from the task's lists. Names without a file, e.g. descriptions, are left out. SymPy's names never
-            contain a file, so they are located in every file of the test patch.
+            contain a file, so each is mapped from an id in every Python file of the test patch.
     """
     if task.grader.reporter == "pytest":
         return {node_id(test): node_id(test) for test in tests if file_of(test)}
@@ -33,7 +33,7 @@ def located(task: Task, tests: Iterable[str]) -> Mapping[str, str]:
 
 
 def first_words(outcomes: Mapping[str, str]) -> Mapping[str, str]:
-    """Return outcomes also under the shorter names that the lists may contain.
+    """Add the shorter names that the benchmarks' lists of tests may contain to a mapping of outcomes.
 
     The benchmarks' parsers cut off pytest's ids at the first space, and unittest prints a description below a name. A
     name with a blank first line has no shorter name.

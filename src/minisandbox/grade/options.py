@@ -72,7 +72,7 @@ def recorded_policy(policy: str) -> dict[str, str]:
 
 
 def is_confirmed(policy: str, *, flagged: bool) -> bool:
-    """Decide whether to confirm a pass; a submission cannot foresee the random draw.
+    """Decide at random whether to confirm a pass, so that a submission cannot foresee the decision.
 
     Args:
         policy: as for :func:`confirmed_share`.

@@ -1,4 +1,4 @@
-"""Protect files that could change how a submission is tested: grading does not apply changes to them.
+"""Decide which files of a submission grading does not apply, because they could change how it is tested.
 
 Sources: public reports of reward hacking (SWE-bench #465, #601, #631; BenchJack, arXiv 2605.12673), and the paths where
 pytest and Python look for code and configuration.
@@ -34,7 +34,7 @@ _RUNNER_IMPORTS = frozenset(
         "packaging", "pathlib2", "pygments", "six", "toml", "tomli", "typing_extensions", "wcwidth", "zipp",
     }
 )  # fmt: skip
-# A package of Jython that copy and pickle try to import before Python 3.12.
+# Before Python 3.12, copy and pickle try to import Jython's package "org", so a module of this name would run.
 _OPTIONAL_IMPORTS = frozenset({"org"})
 _PYTHON_2 = (
     "BaseHTTPServer Bastion CGIHTTPServer ConfigParser Cookie DocXMLRPCServer HTMLParser MimeWriter Queue "
@@ -91,8 +91,9 @@ class Policy:
         roots: directories from which tests import modules.
         runner: files and directories of the repository's own test runner.
         library: modules of the standard library that the tests run with.
-        elsewhere: ``ROOT/NAME`` for each name that hidden tests import and that the repository lacks at that root; and
-            ``ROOT/__init__`` for each package, because without this file the package would become a root.
+        elsewhere: ``ROOT/NAME`` for each name that hidden tests import and that is not a module in the directory ROOT.
+            For a ROOT that is a package, ``ROOT/__init__``: if a submission deleted this file, tests would import
+            modules from the directory.
     """
 
     test_files: frozenset[str]
@@ -193,9 +194,10 @@ class Policy:
 
 
 def top_names(path: str, roots: frozenset[str]) -> Iterator[tuple[str, str, bool]]:
-    """Yield each root above a file, by depth, with the name that is imported from it and whether that is a module.
+    """Yield each import root above a file, the name that is imported from it, and whether this name is a module.
 
-    Parts below the deepest root are ignored, because a submission may have arbitrarily deep paths.
+    The roots come in order of depth. The path is not split below the deepest root, because a submission's paths may be
+    arbitrarily deep.
     """
     depth = _depth(roots)
     parts = path.split("/", depth + 1)
@@ -225,7 +227,7 @@ def _kind_by_name(path: str) -> str | None:
     name = names[-1]
     kinds = {
         "pytest_config": name == "conftest.py" or name in _CONFIGURATION,
-        # modules as well as packages
+        # sitecustomize and usercustomize may be modules or packages
         "start_up_hook": name.endswith(".pth") or any(entry.partition(".")[0] in _START_UP for entry in names),
         "compiled_code": name.endswith(_COMPILED) or "__pycache__" in names,
         # importlib.metadata reads entry points (pytest's plugins) from these directories, ignoring case

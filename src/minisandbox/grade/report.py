@@ -56,7 +56,7 @@ class Report:
         records: the lines about tests and collection, in order.
         started: whether pytest started its session.
         end: the last line, or None if the run ended before it was written.
-        damage: why the plugin alone cannot have written the text, or None.
+        damage: how the text differs from what the plugin can have written, or None.
         versions: the versions of Python and pytest in the sandbox, for display only.
         places: the line of the test's own file at which the test failed first, by node id.
         seconds: the durations of tests by node id, unless they are negligible.
@@ -84,8 +84,8 @@ class Report:
             The report up to its first damaged line; ``damage`` describes the fault of that line.
         """
         draft, damage = _Draft(key), None
-        for line_number, line in enumerate(io.BytesIO(data), start=1):  # line by line, because there may be millions
-            if not line.endswith(b"\n"):  # the plugin was cut off while it wrote: nothing follows, not even an end
+        for line_number, line in enumerate(io.BytesIO(data), start=1):
+            if not line.endswith(b"\n"):  # the plugin was killed while it wrote this line
                 break
             if problem := draft.take(line):
                 damage = f"line {line_number} of the report {problem}"
@@ -214,7 +214,7 @@ class _Draft:
         return True
 
     def miscount(self) -> str | None:
-        """Return how the plugin's count of lines differs from ours, or None. The last line does not count itself."""
+        """Return a message if the plugin counted other lines than we did, else None; the last line is not counted."""
         if self.end is None or self.end.records == self.lines - 1:
             return None
         return f"the report has {self.lines - 1} lines before its end, and the plugin wrote {self.end.records}"

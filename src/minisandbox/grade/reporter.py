@@ -31,7 +31,7 @@ REPORT_VARIABLE = "MINISANDBOX_REPORT"
 _KEY, _LINES = 8, 9
 # The command's stdin is empty, and all its output is in one stream, which preserves the order.
 _MOVE = f"exec {_KEY}<&0 {_LINES}>&1 </dev/null >&2"
-# If descriptors are not inherited: creates two FIFOs, which the reporter removes once they are open.
+# For commands whose children do not inherit file descriptors: the reporter opens two FIFOs, and unlinks them.
 _BY_NAME = f"""\
 mkfifo -m 600 "$1/key" "$1/lines"
 cat <&{_KEY} > "$1/key" & cat < "$1/lines" >&{_LINES} &
@@ -133,7 +133,7 @@ def run_reported(
         env: environment variables for the command.
         test_names: the tests to run, by the reporter's names; empty for all. All tests are collected.
         folder: a directory inside the sandbox for FIFOs, if the command's children do not inherit descriptors (tox).
-        program: the name of the program that runs the tests, if every interpreter loads the reporter.
+        program: the program that runs the tests; other programs that load the reporter ignore it. Empty for pytest.
 
     Returns:
         The command's result, with all output as stderr, and the report, damaged if the plugin did not write every line.

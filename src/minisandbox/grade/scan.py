@@ -1,9 +1,9 @@
 """Flag suspicious lines of a submission, for reviewers and for the selection of training data.
 
-Manipulations in memory are not always visible from outside, and reading an expected value from the call stack leaves no
-trace. But few words express such code, and this module searches for them. A flag decides nothing, because debuggers,
-profilers and test frameworks use the same words for good reasons. Kinds of lines that the reference also contains are
-not flagged.
+A submission may change the test runner in memory, or read an expected value from the call stack, without leaving a
+trace. Such code has to use one of a few names, and this module searches for these. A flag does not change the verdict,
+because debuggers, profilers and test frameworks use the same names for good reasons. If the reference contains a
+suspicious line, lines of the same kind are not flagged.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _METHOD = re.compile(r"\s*def __(eq|ne|lt|gt|le|ge|contains|instancecheck)__\b(.
 _CONSTANT = re.compile(r"[\s:]*return\s+(True|False|1|0)\s*$")
 
 _IMPORT = re.compile(r"(?:^|;)\s*(?:from\s+([\w.]{1,200})\s+)?import\s+([^;]{1,2000})")
-# Streams, arguments and switches are meant to be assigned.
+# Do not match assignments to sys.stdout, sys.argv and sys.path, or of True and False, which are common in good code.
 _ASSIGNED = re.compile(
     r"(?<![\w.)\]])(?!sys\.(?:std\w+|argv|path)\b)(\w{1,99})(?:\.\w{1,99}){1,9}[ \t]*+=(?!=)"
     r"(?![ \t]*+(?:True|False)\b)|"
@@ -74,7 +74,7 @@ _ASSIGNED = re.compile(
 
 
 class _PlainLetters(dict[int, str]):
-    """Maps other forms of letters to plain letters, as Python does in names (PEP 3131), in linear time."""
+    """A table for ``str.translate`` that normalizes letters as Python does in identifiers (PEP 3131)."""
 
     def __missing__(self, code: int) -> str:
         return normalize("NFKC", chr(code))

@@ -61,14 +61,14 @@ def start_up(box: Sandbox, task: Task, image: ImageSpec) -> None:
     if task.needs.directories:
         command = ["sh", "-c", _DIRECTORIES, "directories", *task.needs.directories]
         box.exec(command, user=0, cwd="/", timeout=_STEP_TIMEOUT).check()
-    if task.needs.entrypoint and image.entrypoint and not image.backend:  # an engine's processes end with their handle
+    if task.needs.entrypoint and image.entrypoint and not image.backend:  # engines end a process with its handle
         run_entrypoint(box, image.entrypoint)
 
 
 def run_entrypoint(box: Sandbox, entrypoint: Sequence[str]) -> None:
-    """Run an entrypoint in the background, as Harbor's containers do, until it runs the command that it was given.
+    """Start an entrypoint in the background, as Harbor's containers do, and wait until it runs :data:`KEEP_ALIVE`.
 
-    An entrypoint that never runs its command, e.g. a server, keeps running; after 10 seconds it counts as started.
+    An entrypoint that never runs this command, e.g. a server, keeps running; after 10 seconds it counts as started.
 
     Args:
         box: the sandbox, which may be attached.

@@ -55,7 +55,7 @@ def snapshots_of(hidden: Path | None) -> list[str]:
 
 def _is_plain(hidden: Path, name: str) -> bool:
     """Return whether a path is a regular file of the layer that is reached without symbolic links."""
-    target = hidden / name  # an absolute path would leave the layer
+    target = hidden / name  # is_inside() rejects absolute names, which would leave the layer
     real = Path(os.path.realpath(hidden)) / name
     return is_inside(name) and target.is_file() and Path(os.path.realpath(target)) == real
 
@@ -67,8 +67,8 @@ def prepare_files(
     """Prepare the tests layer for one sandbox; the files exist while the block runs.
 
     Files with the task's tests are mounted read-only, one by one, so that a project can still write next to them. All
-    other files are copied into place inside the sandbox. Both are copies of the layer, so sandboxes with and without
-    edited files look the same.
+    other files are copied into place inside the sandbox. Mounts always show copies of the layer's files, so code under
+    test cannot tell whether files were edited.
 
     Args:
         hidden: the tests layer, or None.

@@ -83,8 +83,8 @@ class Validity:
         tests: the affected tests.
         flaky: the named tests whose outcomes differ between runs.
         notes: misreadings of the benchmark's parser, and oddities of a valid task.
-        changeable: the FAIL_TO_PASS tests of a valid task by kind of changeable expectation, with which passes are
-            confirmed.
+        changeable: the numbers of FAIL_TO_PASS tests by the kind of expectation that confirming runs can change; only
+            for a valid task.
     """
 
     instance_id: str
@@ -206,7 +206,7 @@ def _faults(task: Task, validation: Validation) -> Iterator[_Fault]:
     if not _has_reference(task):
         yield Cause.REFERENCE_FAILS, "it has no reference: no patch, no solution", ()
     is_unreported = task.grader.reporter != "pytest" and reference.reason is Reason.NOT_STARTED
-    if is_unreported and reference.exit_code not in NOT_FOUND:  # a missing command is the image's fault
+    if is_unreported and reference.exit_code not in NOT_FOUND:  # a missing program is a fault of the image
         yield Cause.RUNNER_NOT_SUPPORTED, f"the test command, {task.grader.command!r}: {reference.detail}", ()
     if any(len({(run.resolved, run.score) for run in runs}) > 1 for runs in (validation.reference, validation.empty)):
         yield Cause.FLAKY, "the same code resolves it in one run and not in another", validation.flaky

@@ -26,7 +26,7 @@ class Verdict(enum.StrEnum):
 
 
 class Reason(enum.StrEnum):
-    """The reason of a verdict; docs/design/grading.md has the table."""
+    """The reason of a verdict; docs/design/grading.md explains each."""
 
     RESOLVED = "resolved"
     UNCONFIRMED = "unconfirmed"

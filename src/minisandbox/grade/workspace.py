@@ -34,7 +34,7 @@ _STEP_TIMEOUT = 120.0
 _PATIENCE = 3.0
 _MOST_FILES = 500
 _LARGEST_FILE = 64 * MiB
-# The time is not preserved: a file with an old time would match stale byte-code.
+# Do not preserve the modification time: stale byte-code would match a file with an old one.
 _RESTORE = ("cp", "-R", "--remove-destination", "--preserve=mode", "-T", str(HIDDEN))
 _MOST_EXCLUDED = 1 << 20
 """The maximum size in bytes of the names that git excludes, as JSON, the encoding of arguments."""
@@ -127,7 +127,7 @@ class Workspace:
         ):
             runner.install(box)
             failed_run = _apply(box, change) or (_restore(box, self.task) if tests.copied else None)
-            # read only after the change, because the reference may change a file with tests in its docstrings
+            # read after the change: the reference may change a module whose docstrings are tests
             test_contents = {**_read(box, self.files[:_MOST_FILES]), **tests.checked}
             return failed_run or _doubt_if_changed(box, runner.run(box, test_names), test_contents)
 
@@ -150,7 +150,7 @@ class Workspace:
         """Return why git rejects the complete patch, including the files that are left out, or "".
 
         The benchmarks' harnesses reject a patch if a hunk in any file does not fit. Files that are hidden from the
-        agent are ignored, because patches made elsewhere may change them.
+        agent are ignored, because a patch that was not made in our sandbox may change them.
         """
         hidden = [f"--exclude={_literal(path)}" for path in self.task.hidden_files]
         with self.box(Network.off()) as box:
@@ -199,7 +199,7 @@ def _test_files(task: Task) -> tuple[str, ...]:
 def run_as_owner(box: Sandbox, command: Sequence[str], stdin: bytes = b"") -> ExecResult:
     """Run a command as the repository's owner: others cannot write there, and git refuses to work for them."""
     owner = box.files.stat(".").uid
-    with contextlib.suppress(InvalidValue):  # a sandbox with a single id has only root
+    with contextlib.suppress(InvalidValue):  # a sandbox with a single user id has only root
         return box.exec(command, stdin=stdin, timeout=_STEP_TIMEOUT, user=owner)
     return box.exec(command, stdin=stdin, timeout=_STEP_TIMEOUT, user=0)
 

@@ -305,7 +305,8 @@ def near_timeout(evidence: Evidence) -> Iterator[Problem]:
     if _ended(evidence, Reason.TIMEOUT):
         return
     runs = validation.empty
-    if not isinstance(evidence.task.grader, ScriptGrader):  # a script's reference runs include the solution's time
+    # the reference runs of a script grader include the time that the solution takes
+    if not isinstance(evidence.task.grader, ScriptGrader):
         runs += validation.reference
     longest = max(run.duration for run in runs)
     if longest > NEAR * evidence.timeout:

@@ -1,4 +1,4 @@
-"""Check task sets: several tasks at once, in a resumable run directory; write the reports."""
+"""Check several tasks at once in a resumable run directory, and write the reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find the expectations in a task's tests that can be changed: the reference must fail the changed test.
+"""Find the expectations in a task's tests that confirming runs can change: the reference must fail the changed test.
 
 The result is stored next to the layer with the hidden tests, and is removed together with the layer.
 """
@@ -39,7 +39,7 @@ _MOST_ITEMS = 300
 
 @dataclass(frozen=True, slots=True)
 class CheckedVariant:
-    """A variant of a test that the reference fails, as it should.
+    """A variant of a test that the reference fails, so that a pass of this variant exposes a forgery.
 
     Attributes:
         variant: the edit, with only those replacement texts that make the reference fail.
@@ -52,7 +52,7 @@ class CheckedVariant:
 
 @dataclass(frozen=True, slots=True)
 class Changeable:
-    """A test function with FAIL_TO_PASS items, and how its expectations can be changed.
+    """A FAIL_TO_PASS test function, and how its expectations can be changed; each set of parameters is an item.
 
     Attributes:
         test: the pytest id without parameters.
@@ -120,7 +120,7 @@ def changeable_tests(workspace: Workspace) -> ChangeableTests:
         return cached
     if path is None or not (store := workspace.image.store).writable:
         return _check(workspace)
-    with store.lock(f"changeable-{path.stem[-24:]}"):  # a task's concurrent rollouts check only once
+    with store.lock(f"changeable-{path.stem[-24:]}"):  # concurrent rollouts of a task check only once
         if (cached := _read(path)) is not None:
             return cached
         checked = _check(workspace)
@@ -151,10 +151,10 @@ def _read(path: Path) -> ChangeableTests | None:
 
 
 def _check(workspace: Workspace) -> ChangeableTests:
-    """Run the reference on changed tests: on all variants, each in a copy of its test; then on others in place."""
+    """Run the reference on variants in copies of the tests; then change tests in place of which no copy failed."""
     check = _Check(workspace)
     check.run_untouched()
-    for maximum in (_MOST_OF_ONE, 2):  # a slow test must not be copied often, so try fewer copies after a timeout
+    for maximum in (_MOST_OF_ONE, 2):  # many copies of a slow test may time out, so try again with fewer
         run = check.run(check.in_copies(maximum))
         if run.doubt is None:
             break
@@ -190,7 +190,7 @@ class _Check:
     def in_copies(self, maximum: int) -> dict[str, list[Changes]]:
         """Return the versions of each test: the original, two unchanged copies, and a copy per variant.
 
-        The second unchanged copy has literal values in place of the names that stand for them.
+        The second unchanged copy contains the literal values of variables in place of their names.
         """
         copy_limit = _MOST_COPIES // max(1, len(self._variants))
         item_counts = Counter(map(base_of, self._workspace.task.FAIL_TO_PASS + self._workspace.task.PASS_TO_PASS))
@@ -201,13 +201,13 @@ class _Check:
             rounds = [(variant, index) for index in range(3) for variant in copyable if index < len(variant.texts)]
             rounds.sort(key=lambda change: change[0] != copyable[0])
             condition = next((variant for variant in copyable if variant.kind in WEAK), None)
-            # a condition fits each row
+            # include an inverted condition, because it makes the test fail for every row of a parameter table
             changes = [*rounds[: count - 1], (condition, 0)] if condition else rounds[:count]
             requested[test] = [(), (), inlined(copyable), *((change,) for change in dict.fromkeys(changes))]
         return requested
 
     def in_place(self) -> dict[str, list[Changes]]:
-        """Return the strongest variant of each test of which no copy failed."""
+        """Return the strongest variant of each test whose copies all passed or could not be made."""
         untried = {test: variants for test, variants in self._variants.items() if variants}
         for test, _ in self._failing:
             untried.pop(test, None)
@@ -237,7 +237,7 @@ class _Check:
         """Run the reference on edited test files, and record the results."""
         edition = make_edition(self._files, requested, self._rng)
         test_names = names_of(edition, self._workspace.task, self._names)
-        # the copies may exceed the tests' time limit together
+        # all copies together may exceed the time limit of the tests
         run = self._workspace.patient().run(reference_change(self._workspace.task), edition.files, test_names)
         if run.doubt is None:
             self._note(edition, test_names, run)
@@ -269,7 +269,7 @@ class _Check:
         return ChangeableTests(tuple(self._result(test, name) for test, name in self._names.items()))
 
     def _result(self, test: str, name: str) -> Changeable:
-        # only a copy shows whether the test still passes with values in place of names
+        # skip variants that replace names by values if the test's unchanged copy with such values did not pass
         usable = [
             variant
             for variant in self._variants.get(test, ())
@@ -317,7 +317,7 @@ def test_files(workspace: Workspace) -> dict[str, bytes]:
 
 
 def function_names(task: Task) -> dict[str, str]:
-    """Return the functions of a task's FAIL_TO_PASS tests: their pytest ids without parameters, and runner's names."""
+    """Map the pytest ids of FAIL_TO_PASS functions, without parameters, to the names that the runner prints."""
     ids = located(task, task.FAIL_TO_PASS)
     return {base_of(test): base_of(name) if task.grader.reporter == "pytest" else name for test, name in ids.items()}
 
@@ -338,4 +338,4 @@ def names_of(edition: Edition, task: Task, names: Mapping[str, str]) -> tuple[st
 def _renamed(version: Version, name: str) -> str:
     """Return another runner's name for a version of a test, given the name of the original."""
     original, copy = (test.rpartition("::")[2] for test in (version.original, version.test))
-    return re.sub(rf"(^|\.){re.escape(original)}(?=[ )]|$)", rf"\1{copy}", name)  # test_it (module.TestIt.test_it)
+    return re.sub(rf"(^|\.){re.escape(original)}(?=[ )]|$)", rf"\1{copy}", name)  # e.g. test_it (module.TestIt.test_it)

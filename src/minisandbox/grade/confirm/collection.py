@@ -43,7 +43,7 @@ def _of_table(base: str, table: Table, tests: Mapping[str, Parameters]) -> Itera
     counts = Counter[int]()
     for test, parameters in tests.items():
         if not all(name in parameters for name in table.names):
-            continue  # a class or a plugin has parameters of the same names
+            continue  # the table does not apply to this test, e.g. because a plugin replaces its parameters
         values = [parameters[name] for name in table.names]
         matching = [index for index, row in enumerate(rows) if _is_row(row, values)]
         if not matching:
@@ -71,7 +71,7 @@ def spelled(node: ast.expr) -> str | None:
 
 
 _LONGEST = 200
-"""The longest text that is compared; the reporter sends no longer ones."""
+"""The maximum length in characters of a compared value; the reporter does not send longer ones."""
 
 
 def _spelled(value: object, depth: int = 0) -> str | None:

@@ -138,7 +138,7 @@ class Confirmation:
             for draw in (draw for _ in range(self._times) for draw in draws(tests, run.duration, self._rng)):
                 lost_tests = self._try(draw)
                 if any(finding.version.test != finding.version.original for finding in lost_tests):
-                    # a copy runs in its original's process, and a correct solution may keep state between the two
+                    # a test and its copy share a process, so state that a correct solution keeps may break the copy
                     lost_tests = next(filter(None, map(self._try, draws_without_copies(tests, self._rng))), [])
                 if lost_tests:
                     detail = f"tests that passed once failed in further runs: {_some(lost_tests)}"
@@ -221,7 +221,7 @@ class Confirmation:
         doubt = run.doubt
         if doubt.reason in ACCIDENTS:
             raise _UnconfirmedError.by_doubt(title, doubt)
-        if doubt.reason is not Reason.REPORT_DAMAGED:  # only a submission can damage its report
+        if doubt.reason is not Reason.REPORT_DAMAGED:  # no control run: only a submission can damage its report
             control = self._twice(reference_change(self._workspace.task), edition, test_names)
             if control.doubt is not None and control.doubt.reason not in ACCIDENTS:
                 return None

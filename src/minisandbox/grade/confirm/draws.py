@@ -37,7 +37,7 @@ class VersionDraw:
         versions: the versions of each test; the first version keeps the test's name.
         failing: for each changed version of a test, the items that must fail, with the allowed positions.
         passing: for each test, the items that must pass unchanged.
-        definitions: new values for definitions that no version reads.
+        definitions: new values for the definitions of variables that no version reads.
     """
 
     versions: dict[str, list[Changes]] = field(default_factory=dict)
@@ -116,7 +116,7 @@ def _has_copies(group: Sequence[Changeable]) -> bool:
 
 
 def _preferred(function: Changeable) -> list[CheckedVariant]:
-    """Return the variants of values; without such variants, those of conditions, which a forged object can satisfy."""
+    """Return the variants that change values; if there are none, those of conditions, which are easier to forge."""
     value_variants = [checked for checked in function.variants if checked.variant.kind not in WEAK]
     return value_variants or list(function.variants)
 
@@ -168,7 +168,7 @@ def _version(function: Changeable, *changes: Change | None) -> Changes:
 
 
 def _with_definitions(draw: VersionDraw, rng: random.Random) -> VersionDraw:
-    """Draw a value for each definition from a version of a test; for a single version, perhaps another value."""
+    """Give each variable definition the value of a random version; if there is one version, perhaps another value."""
     changes: dict[tuple[str, tuple[int, int]], Change] = {}
     for versions in draw.versions.values():
         for variant, index in rng.choice(versions):

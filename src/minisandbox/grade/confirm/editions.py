@@ -36,7 +36,7 @@ class Version:
 
     @property
     def is_changed(self) -> bool:
-        """Whether the version expects something else than the original."""
+        """Whether the version has another expectation than the original."""
         return any(index >= 0 for _, index in self.changes)
 
 
@@ -83,7 +83,7 @@ def make_edition(
         requested: the versions of each test. The first keeps the test's own name, the others become copies below it.
             Tests that inherit one method have the same versions.
         rng: the random generator that names the copies.
-        definitions: new values for definitions that no version reads any more.
+        definitions: new values for the definitions of variables that no version reads any more.
 
     Returns:
         The edition, without copies that cannot be created and without files that would be malformed.
@@ -126,7 +126,7 @@ def _with_definitions(
     path: str,
     definitions: Sequence[Change],
 ) -> bytes:
-    """Change the definitions in a file that no version of a test reads any more."""
+    """Change the definitions of variables in a file that no version of a test reads any more."""
     source = PythonSource.read(edited)
     if source is None:
         return edited
@@ -162,7 +162,7 @@ def _numbered(tests: Iterable[str]) -> dict[str, str]:
 
 
 class Readout:
-    """Look up the results of a run by function and parameters.
+    """The results of a run, by function and parameters.
 
     Args:
         run: the run.
@@ -178,7 +178,7 @@ class Readout:
             result = ItemResult(outcome, test, run.report.places.get(test))
             base, bracket, parameters = node_id(test).partition("[")
             self._functions.setdefault(base, {})[item_numbers.get(test, bracket + parameters)] = result
-            for name in first_words({test: outcome}):  # the names in unittest's lists
+            for name in first_words({test: outcome}):  # the benchmarks' lists may contain a shorter name
                 self._functions.setdefault(name, {"": result})
 
     def items(self, name: str, test: str) -> dict[str, ItemResult]:

@@ -40,8 +40,8 @@ class Table:
 
     Attributes:
         names: the names of the parameters.
-        argument: the argument of the mark, as written: the table, or a variable.
-        values: the expression with the rows: the argument itself, or the value of the variable.
+        argument: the second argument of ``parametrize``: a literal table, or the name of a variable.
+        values: the literal table: the argument itself, or the value of the variable.
         rows: the values of each row.
     """
 
@@ -62,14 +62,14 @@ class PythonSource:
         self._tests = dict(_functions(tree.body, ""))
         lengths = [len(line) + 1 for line in content.split(b"\n")]
         self._starts = [0, *itertools.accumulate(lengths)]
-        if content.startswith(codecs.BOM_UTF8):  # the parser does not count the byte order mark
+        if content.startswith(codecs.BOM_UTF8):  # the parser's offsets do not include the byte order mark
             self._starts[0] = len(codecs.BOM_UTF8)
 
     @classmethod
     def read(cls, content: bytes) -> Self | None:
         """Parse a file; return None if it is not UTF-8, or if this Python cannot parse it (e.g. Python 2 syntax)."""
         if b"\r" in content.replace(b"\r\n", b"") or b"\f" in content:
-            return None  # Python and its parser count lines differently
+            return None  # the parser numbers the lines of such a file differently
         try:
             tree = parse_python(content.decode("utf-8-sig"))
         except UnicodeDecodeError:
@@ -81,7 +81,7 @@ class PythonSource:
         yield from self._tests.items()
 
     def function(self, name: str) -> Function | None:
-        """Return a test by its pytest name in the file, such as ``TestIt::test_x``; it may be inherited."""
+        """Return a test, which may be inherited, by its pytest name in the file, such as ``TestIt::test_x``."""
         if name in self._tests:
             return self._tests[name]
         owner, _, method = name.rpartition("::")
@@ -164,7 +164,7 @@ class PythonSource:
         return line_prefix if not line_prefix.strip() else None
 
     def copied(self, function: Function, name: str, edits: Iterable[Edit] = ()) -> Edit | None:
-        """Return the edit that adds an edited copy of a function below it, under another name.
+        """Return the edit that inserts an edited copy of a function, with another name, below the function.
 
         Return None if other code shares the function's first or last line.
         """
@@ -239,7 +239,7 @@ def _text(node: ast.expr | None) -> str:
 
 
 def _names_of(node: ast.expr) -> list[str]:
-    """Return the parameter names in the first argument of a mark; empty if it is no literal."""
+    """Return the names in the first argument of ``parametrize``; empty if the argument is not a literal."""
     try:
         literal = ast.literal_eval(node)
     except ValueError:

@@ -15,7 +15,7 @@ _STRING = re.compile(r"""(?P<prefix>[A-Za-z]*)(?P<quote>'''|\"\"\"|'|")(?P<body>
 _MOST = 3
 _BLOCK = 14
 _COMMON = "0123456789etaoinshrdlc"
-"""The characters that are replaced, and that replace others. Rare letters would reveal the change."""
+"""The characters that are replaced and inserted; a rare letter would reveal that the string was changed."""
 
 
 def literals_in(node: ast.expr) -> Iterator[ast.expr]:
@@ -67,17 +67,15 @@ def other_literals(literal: str, rng: random.Random) -> tuple[str, ...]:
 
 
 def spread(value_count: int, version_count: int, rng: random.Random) -> list[int]:
-    """Distribute values over versions as evenly as possible; -1 stands for the first version's own value.
-
-    The frequencies do not reveal the first version's value.
+    """Assign values to the versions of a test as evenly as possible, so that frequencies do not reveal the original.
 
     Args:
-        value_count: the number of values, without the first version's own.
+        value_count: the number of values, without the original one.
         version_count: the number of versions.
         rng: the random generator.
 
     Returns:
-        The index of each version's value.
+        The index of each version's value; -1 stands for the original value, which at least the first version has.
     """
     slots = [version % (value_count + 1) for version in range(version_count)]
     rng.shuffle(slots)
@@ -87,9 +85,9 @@ def spread(value_count: int, version_count: int, rng: random.Random) -> list[int
 
 
 def _steps(value: float, rng: random.Random) -> list[int]:
-    """Return steps from a number to random other numbers of the same block of numbers.
+    """Return the differences between a number and random other numbers in the same block of 14 integers.
 
-    How many of them are lower is drawn first, so that the rank of the original among them reveals nothing.
+    The count of lower numbers is drawn first, so that the rank of the original among the others reveals nothing.
     """
     integer = math.floor(value)
     block_start = integer - integer % _BLOCK

@@ -14,11 +14,11 @@ ASSERTS = re.compile(r"assert([A-Z_]\w*)?|eq_|ok_|\w*(fnmatch|re_match)_lines?\w
 _TRANSPARENT = frozenset(
     {"list", "set", "tuple", "sorted", "dict", "frozenset", "len", "str", "repr", "approx", "abs", "fabs", "round"}
 )
-"""Functions that are looked through: their first argument is still an expected value."""
+"""Functions whose first argument counts as the expected value if a result is compared with what they return."""
 _CONSTRUCTORS = frozenset(
     {"Decimal", "Fraction", "datetime", "date", "time", "timedelta", "UUID", "Path", "PurePath", "PurePosixPath"}
 )
-"""Classes whose instances a test spells out by constructor arguments."""
+"""Classes whose constructor arguments count as expected values."""
 
 
 def names_in(expression: ast.expr) -> set[str]:

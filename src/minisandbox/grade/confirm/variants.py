@@ -104,7 +104,7 @@ class Variant:
         """Return the edit that changes the definition to one of the values, or None if it must not change."""
         if text_index < 0 or self.definition is None:
             return None
-        return Edit(*self.definition, self.texts[text_index][1:-1])  # strip the parentheses
+        return Edit(*self.definition, self.texts[text_index][1:-1])  # without the parentheses around the value
 
 
 _OPPOSITES = {
@@ -240,7 +240,7 @@ class _Search:
             yield from self._values(right_side)
 
     def _unequal(self, expected: ast.expr, result: ast.expr) -> Iterator[Variant]:
-        """Change a value on either side; if both sides are computed, expect another assertion's value, or a list."""
+        """Change a literal on either side; without one, expect another assertion's value, or the value in a list."""
         variants = [*self._values(expected, for_equality=True), *self._values(result, for_equality=True)]
         if not variants:
             text, names = self.source.text(expected), names_in(expected)
@@ -342,7 +342,7 @@ class _Search:
                 yield from self._inlined(node, value, Kind.CONSTANT)
 
     def _in_table(self, table: Table) -> Iterator[Variant]:
-        """Change one expected value per row of a table; a table in a variable is copied in place of the name."""
+        """Change one expected value per row of a table; a changed copy replaces the name of a variable."""
         columns = [column for column, name in enumerate(table.names) if is_only_expected(self.function, name)]
         span = self.source.span(table.values)
         key = (span, tuple(columns))
@@ -428,7 +428,7 @@ class _Search:
         return self.new_texts[span]
 
     def _equal_others(self, literal: ast.expr) -> tuple[str, ...]:
-        """Return other values for a literal that a result must equal; up to two are expected elsewhere in the file."""
+        """Return other values for a literal that a result must equal; other tests in the file expect up to two."""
         span, value = self.source.span(literal), getattr(literal, "value", None)
         key = ("equal", span)
         if key not in self.new_texts:

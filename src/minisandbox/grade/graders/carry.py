@@ -72,7 +72,7 @@ def carried_files(box: Sandbox, paths: Sequence[str], workdir: PurePosixPath) ->
 
 
 def _remove(box: Sandbox, path: PurePosixPath) -> None:
-    with contextlib.suppress(FileAccessError):  # a parent is not a directory
+    with contextlib.suppress(FileAccessError):  # nothing to remove: a parent of the path is not a directory
         box.files.remove(path, recursive=True, missing_ok=True)
 
 

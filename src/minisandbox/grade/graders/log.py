@@ -113,7 +113,7 @@ class LogRunner:
         )
 
     def _run_alone(self, box: Sandbox) -> tuple[ExecResult, Report]:
-        script = f"exec </dev/null >&2\n{self._grader.command}"  # a single stream preserves the order
+        script = f"exec </dev/null >&2\n{self._grader.command}"  # one stream for all output preserves its order
         return box.exec(["bash", "-c", script], timeout=self._timeout), Report()
 
     def _judged_alone(self, run: SuiteRun) -> SuiteRun:
@@ -196,12 +196,12 @@ def _program(grader: LogGrader) -> str:
 
 
 _STILL_JUDGED = frozenset({Reason.INTERRUPTED, Reason.USAGE_ERROR, Reason.NO_TESTS})
-"""Doubts that do not prevent the parsing of the log: it lacks tests, which the benchmarks count as failed."""
+"""Doubts after which the log is still parsed: tests that are missing from it count as failed in the benchmarks."""
 
 
 def _existing(box: Sandbox, files: set[str]) -> frozenset[str]:
     """Return the files that exist before the submission is applied."""
-    if not any(files):  # the test names of these runners contain no file
+    if not any(files):  # names of unittest's and SymPy's tests contain no file
         return frozenset()
     script = 'for file; do [ ! -f "$file" ] || printf "%s\\n" "$file"; done'
     result = box.exec(["bash", "-c", script, "files", *sorted(filter(None, files))], timeout=60.0)

@@ -11,7 +11,7 @@ from minisandbox.grade.reporter import Reporter, RunnerKind, run_reported
 from minisandbox.sandbox import Sandbox
 
 _OPTIONS = ("--continue-on-collection-errors",)
-"""A file that cannot be collected costs only its own tests, as in the runs that measured the test lists."""
+"""Run the remaining tests if a file cannot be collected, as in the runs that produced the lists of tests."""
 
 
 @dataclass(frozen=True, slots=True)

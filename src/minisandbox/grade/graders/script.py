@@ -47,7 +47,7 @@ class ScriptRunner:
         self._grader = grader
         self._timeout = timeout
         path = PurePosixPath(grader.reward_file)
-        self._reward_files = tuple(dict.fromkeys((path.with_suffix(".json"), path)))  # in Harbor's order
+        self._reward_files = tuple(dict.fromkeys((path.with_suffix(".json"), path)))  # Harbor's order
 
     def run(self, box: Sandbox) -> SuiteRun:
         """Run the script and read the reward.
@@ -194,7 +194,7 @@ def grade_work(
     runner = ScriptRunner(grader, grader.timeout if timeout is None else timeout)
     live = grader.mode == "live"
     flags = (Flag(LIVE, "", "judged in the agent's own sandbox"),) if live else ()
-    # by default nothing is graded again: work outside of the carried files would lose its reward
+    # by default, do not grade in a clean sandbox as well: work outside of the carried files would lose its reward
     requested = confirm != GradingOptions().confirm and is_confirmed(confirm, flagged=False)
     regraded = live and bool(grader.carry) and requested
     try:

@@ -1,12 +1,12 @@
 """A ``sitecustomize`` that loads pytest and our plugin before any module of the repository can be imported.
 
 It runs inside a sandbox, under the task's own interpreter: Python 2.7 to 3.14, standard library only. The interpreter
-imports it at start-up, before the current directory is on ``sys.path``. Without it, a module of the repository with the
-name of a module that pytest imports would run before the plugin, and could change pytest.
+imports it at start-up, before the current directory is on ``sys.path``. Without this module, a submission could add a
+module with the name of one that pytest imports; it would run before the plugin, and could change pytest.
 
-The file "repository" next to it lists the repository's directory and, one per line, the image's modules in directories
-from which tests import. If pytest needs one of these modules, as in the repositories of pytest's own parts, pytest is
-loaded later, as without this module. Modules on PYTHONPATH are loaded from there (not in Python 2).
+The file "repository" next to this module contains the path of the repository and, one per line, the image's modules in
+directories from which tests import. If pytest itself needs one of these modules, as in pytest's own repository, this
+module does not load pytest. Modules on PYTHONPATH are loaded from there (not in Python 2).
 """
 
 import os
@@ -27,14 +27,14 @@ def _arguments():
 
 def _program(arguments):
     """Return the name of the module or script that the interpreter runs, and the arguments after it."""
-    at = 1
-    while at < len(arguments):
-        argument = arguments[at]
+    index = 1
+    while index < len(arguments):
+        argument = arguments[index]
         if re.match("-[A-Za-z]*m$", argument):
-            return arguments[at + 1] if at + 1 < len(arguments) else "", arguments[at + 2:]
+            return arguments[index + 1] if index + 1 < len(arguments) else "", arguments[index + 2:]
         if not argument.startswith("-"):
-            return os.path.basename(argument), arguments[at + 1:]
-        at += 2 if argument in ("-W", "-X", "-Q") else 1
+            return os.path.basename(argument), arguments[index + 1:]
+        index += 2 if argument in ("-W", "-X", "-Q") else 1
     return "", []
 
 
@@ -46,38 +46,38 @@ def _plugin():
     if VARIABLE not in os.environ:
         return None
     arguments = _arguments()
-    program, remaining = _program(arguments)
-    by_coverage = program == "coverage" and any(pair == ("-m", "pytest") for pair in zip(remaining, remaining[1:]))
-    if program not in _PYTEST and not by_coverage:
+    program, options = _program(arguments)
+    is_coverage = program == "coverage" and any(pair == ("-m", "pytest") for pair in zip(options, options[1:]))
+    if program not in _PYTEST and not is_coverage:
         return None
-    named = [name for option, name in zip(arguments, arguments[1:]) if option == "-p"]
-    plugins = [name for name in named if os.path.exists(os.path.join(HERE, name + ".py"))]
+    plugin_names = [name for option, name in zip(arguments, arguments[1:]) if option == "-p"]
+    plugins = [name for name in plugin_names if os.path.exists(os.path.join(HERE, name + ".py"))]
     return plugins[0] if plugins else None
 
 
-class _OnlyOfTheImage(object):
-    """Finds modules of the image, but neither those that a submission may have added nor the tested ones."""
+class _ImageFinder(object):
+    """Finds the image's modules, but neither modules that a submission may have added nor the tested project's."""
 
-    def __init__(self, lines, path):
-        repository, self._path = lines[0], [os.path.abspath(place) for place in path if place]
-        self.outside = [place for place in self._path if _installed(place, repository)]
-        self._there = dict((place, set()) for place in self._path if place not in self.outside)
-        self._tested = set()
+    def __init__(self, lines, search_path):
+        repository, self._path = lines[0], [os.path.abspath(entry) for entry in search_path if entry]
+        self.outside = [entry for entry in self._path if _installed(entry, repository)]
+        self._image_names = dict((entry, set()) for entry in self._path if entry not in self.outside)
+        self._tested_names = set()
         for line in lines[1:]:
             directory, _, name = os.path.join(repository, line).rpartition(os.sep)
-            self._there.get(os.path.normpath(directory), self._tested).add(name)
+            self._image_names.get(os.path.normpath(directory), self._tested_names).add(name)
 
     def find_spec(self, name, path=None, target=None):
-        if path is not None:  # the standard finders search the package of a submodule
+        if path is not None:  # leave submodules to the standard finders
             return None
         self.find_module(name)
-        if not any(name in names for names in self._there.values()):
+        if not any(name in names for names in self._image_names.values()):
             return None
-        places = [place for place in self._path if place in self.outside or name in self._there[place]]
-        return sys.modules["_frozen_importlib_external"].PathFinder.find_spec(name, places)
+        entries = [entry for entry in self._path if entry in self.outside or name in self._image_names[entry]]
+        return sys.modules["_frozen_importlib_external"].PathFinder.find_spec(name, entries)
 
     def find_module(self, name, path=None):
-        if name in self._tested:
+        if name in self._tested_names:
             raise ImportError("%s is a module of the repository" % name)
 
 
@@ -86,27 +86,27 @@ def _is_within(path, directory):
 
 
 def _installed(path, repository):
-    """Return whether an entry of ``sys.path`` is outside of the repository, or in an environment inside of it (tox)."""
+    """Return whether an entry of ``sys.path`` lies outside the repository or in a virtual environment in it (tox)."""
     prefixes = [sys.prefix, sys.exec_prefix]
     inner_prefixes = [prefix for prefix in prefixes if _is_within(prefix, repository)]
     return not _is_within(path, repository) or any(_is_within(path, prefix) for prefix in inner_prefixes)
 
 
-def _kind_of(finder):
+def _module_of(finder):
     return getattr(finder if isinstance(finder, type) else type(finder), "__module__", None)
 
 
 def _load(plugin):
     with open(os.path.join(HERE, "repository"), "rb") as source:
         lines = source.read().decode("utf-8", "surrogateescape" if bytes is not str else "replace").split("\n")
-    before, path, finders = set(sys.modules), list(sys.path), list(sys.meta_path)
-    standard = [finder for finder in finders if _kind_of(finder) in _OWN_FINDERS]
-    image = _OnlyOfTheImage(lines, path)
+    loaded_names, search_path, finders = set(sys.modules), list(sys.path), list(sys.meta_path)
+    standard_finders = [finder for finder in finders if _module_of(finder) in _OWN_FINDERS]
+    image_finder = _ImageFinder(lines, search_path)
     had_arguments = hasattr(sys, "argv")
-    if not had_arguments:  # Python before 3.8 sets sys.argv later
+    if not had_arguments:  # before Python 3.8, sys.argv is set after sitecustomize has run
         sys.argv = [""]
-    sys.path[:] = image.outside
-    sys.meta_path[:] = [image] + standard
+    sys.path[:] = image_finder.outside
+    sys.meta_path[:] = [image_finder] + standard_finders
     try:
         import runpy  # noqa: F401 - the interpreter imports it for -m
 
@@ -116,26 +116,27 @@ def _load(plugin):
         for name in config.default_plugins:
             __import__("_pytest." + name)
         __import__(plugin)
-    except Exception:  # pytest will be loaded normally, and will report the error
-        _forget(before)
+    except Exception:  # pytest will be loaded again later, and will report an error then
+        _forget(loaded_names)
     finally:
-        sys.path[:] = path
-        sys.meta_path[:] = finders + [finder for finder in sys.meta_path if finder is not image and finder not in standard]
+        sys.path[:] = search_path
+        used_finders = [image_finder] + standard_finders
+        sys.meta_path[:] = finders + [finder for finder in sys.meta_path if finder not in used_finders]
         if not had_arguments:
             del sys.argv
 
 
-def _forget(before):
-    """Let modules be imported again, except those of the standard library, which cannot differ."""
+def _forget(loaded_names):
+    """Unload the modules that are not in ``loaded_names``, except those of the standard library, which stay valid."""
     library = os.path.dirname(os.path.abspath(os.__file__))
-    for name in set(sys.modules) - before:
+    for name in set(sys.modules) - loaded_names:
         origin = getattr(sys.modules[name], "__file__", None) or ""
         if not _is_within(origin, library) or "-packages" in origin:
             del sys.modules[name]
 
 
-def _next():
-    """Run the ``sitecustomize`` that this one hides."""
+def _run_hidden_sitecustomize():
+    """Run the image's own ``sitecustomize``, which this module hides."""
     for directory in sys.path:
         if os.path.abspath(directory) == HERE:
             continue
@@ -148,7 +149,7 @@ def _next():
                 return
 
 
-_found = _plugin()
-if _found is not None:
-    _load(_found)
-_next()
+_plugin_name = _plugin()
+if _plugin_name is not None:
+    _load(_plugin_name)
+_run_hidden_sitecustomize()

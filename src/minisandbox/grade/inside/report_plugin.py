@@ -1,13 +1,13 @@
 """A pytest plugin that sends pytest's reports, line by line, to a reader outside the sandbox.
 
 It runs inside a sandbox, under the task's own interpreter: Python 2.7 to 3.14, pytest 3 to 9, standard library only.
-Its module has a random name; the module that writes the lines is next to it. A variable names the pipes. Without the
-variable (in pytest-xdist's workers and in nested runs), the plugin does nothing.
+The installed module has a random name; ``report_lines.py``, which writes the lines, is next to it. An environment
+variable names the pipes. Without the variable (in pytest-xdist's workers and in nested runs), the plugin does nothing.
 
-A line is [node id, when, outcome]. ``when`` is setup, call, teardown, subtest or collect. If it is place, the value is
-the line of the test's file at which the test failed; if it is seconds, the value is the duration. The first line is
-[null, "start", {...}], the last one is [null, "end", {"exit_status", "records"}]. The line
-[null, "collected", {node id: {name: value}}] has the parameters of tests. The functions to run may follow the key;
+A line is [node id, when, outcome]. ``when`` is setup, call, teardown, subtest or collect. If ``when`` is place, the
+third value is the line of the test's file at which the test failed; if ``when`` is seconds, it is the duration. The
+first line is [null, "start", {...}], the last one is [null, "end", {"exit_status", "records"}]. The line
+[null, "collected", {node id: {name: value}}] contains the parameters of tests. If names of functions follow the key,
 other tests are collected, but not run.
 
 PYTEST_DONT_REWRITE: this module has no assertions, and is loaded before pytest could rewrite them.
@@ -20,33 +20,34 @@ import sys
 import pytest
 
 VARIABLE = "MINISANDBOX_REPORT"
-_AT_ONCE = 200
+_BATCH = 200
 _LONGEST_VALUE = 200
 _OUTSIDE = re.compile(r"^(?:\.\./)+[^/]+/")
 
 
 def _spelled(value, spell=ascii if bytes is not str else repr, depth=0):
-    """Return the text of a plain value, the same for equal values; None for other values."""
-    kind = type(value)
-    if value is None or kind in (bool, int, float, complex, str, bytes):
+    """Return a string for a number, string or container of these, the same for equal values; None for other values."""
+    value_type = type(value)
+    if value is None or value_type in (bool, int, float, complex, str, bytes):
         return spell(value)
-    if depth > 9 or kind not in (list, tuple, set, frozenset, dict):
+    if depth > 9 or value_type not in (list, tuple, set, frozenset, dict):
         return None
-    items = [pair for items in value.items() for pair in items] if kind is dict else list(value)
-    parts = [_spelled(item, spell, depth + 1) for item in items]
-    if None in parts:
+    items = [element for pair in value.items() for element in pair] if value_type is dict else list(value)
+    spellings = [_spelled(item, spell, depth + 1) for item in items]
+    if None in spellings:
         return None
-    return kind.__name__ + "(" + ",".join(sorted(parts) if kind in (set, frozenset) else parts) + ")"
+    is_unordered = value_type in (set, frozenset)
+    return value_type.__name__ + "(" + ",".join(sorted(spellings) if is_unordered else spellings) + ")"
 
 
 def _parameters(item):
-    """Return the names of a test's parameters, each with the text of its value, or None if the value is not plain."""
+    """Return a string for each parameter of a test, by name; None for a value that has no string or a long one."""
     callspec = getattr(item, "callspec", None)
-    values = {}
+    spellings = {}
     for name, value in getattr(callspec, "params", {}).items():
-        text = None if bytes is str else _spelled(value)
-        values[name] = text if text is None or len(text) <= _LONGEST_VALUE else None
-    return values
+        spelling = None if bytes is str else _spelled(value)
+        spellings[name] = spelling if spelling is None or len(spelling) <= _LONGEST_VALUE else None
+    return spellings
 
 
 def _line_of(item, call):
@@ -62,12 +63,12 @@ def _line_of(item, call):
 class ReportPlugin(object):
     """Sends pytest's reports as lines."""
 
-    def __init__(self, write, written, chosen):
-        self._write, self._written, self._chosen = write, written, chosen
+    def __init__(self, write, line_count, chosen_names):
+        self._write, self._line_count, self._chosen_names = write, line_count, chosen_names
         self._items = []
 
     def _is_chosen(self, item):
-        return _OUTSIDE.sub("", item.nodeid.partition("[")[0]) in self._chosen
+        return _OUTSIDE.sub("", item.nodeid.partition("[")[0]) in self._chosen_names
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self, session):
@@ -79,19 +80,19 @@ class ReportPlugin(object):
         self._items = [item for item in session.items if self._is_chosen(item)]
         items = self._items or session.items
         collected = [(item.nodeid, parameters) for item in items for parameters in [_parameters(item)] if parameters]
-        for start in range(0, len(collected), _AT_ONCE):
-            self._write(None, "collected", dict(collected[start:start + _AT_ONCE]))
+        for start in range(0, len(collected), _BATCH):
+            self._write(None, "collected", dict(collected[start:start + _BATCH]))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session):
-        """Run exactly the chosen tests: changed tests fail, and -x or --maxfail must not end the run.
+        """Run exactly the chosen tests, even with -x or --maxfail, because tests with changed expectations must fail.
 
         With pytest-xdist, return None, because its workers run the tests.
         """
         if not self._items or session.config.pluginmanager.hasplugin("dsession"):
             return None
-        for item, following in zip(self._items, self._items[1:] + [None]):
-            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        for item, next_item in zip(self._items, self._items[1:] + [None]):
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=next_item)
         return True
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
@@ -117,7 +118,7 @@ class ReportPlugin(object):
     def pytest_sessionfinish(self, session, exitstatus):
         yield
         status = getattr(session, "exitstatus", exitstatus)  # other plugins may have changed the status
-        self._write(None, "end", {"exit_status": int(status), "records": self._written[0]})
+        self._write(None, "end", {"exit_status": int(status), "records": self._line_count[0]})
 
 
 def _outcome(report):
@@ -127,7 +128,7 @@ def _outcome(report):
 
 
 def _when(report):
-    if type(report).__name__.lower() == "subtestreport":  # pytest-subtests, pytest 9: its node id is the test's
+    if type(report).__name__.lower() == "subtestreport":  # pytest-subtests and pytest 9, with the test's node id
         return "subtest"
     return report.when if report.when in ("setup", "call", "teardown") else "call"  # xdist reports "???" after a crash
 

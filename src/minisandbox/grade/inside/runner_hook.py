@@ -1,13 +1,12 @@
 """A ``sitecustomize`` that sends the reports of unittest's and SymPy's runners, line by line, to a reader outside.
 
-It runs inside a sandbox, under the task's own interpreter: Python 3.4 to 3.14, standard library only. A variable has
-the setting of the pipes (see the module that writes the lines) and the name of the program that runs the tests.
-Interpreters that the test command starts for other programs ignore the variable. The hook imports no module before the
-program does.
+It runs inside a sandbox, under the task's own interpreter: Python 3.4 to 3.14, standard library only. An environment
+variable names the pipes (see ``report_lines.py``) and the program that runs the tests. If the test command starts
+Python for another program, the hook does nothing. It imports no module before the program does.
 
 A line is [name, "call", outcome]; for a failed subtest, [name, "subtest", "failed"]. The line [name, "place", line]
-precedes a failure. The names of the tests to run may follow the key. Names are those that the runner prints. The last
-line is written when the outermost runner finishes; runners that tests create write nothing.
+precedes a failure. Tests have the names that the runner prints. If names of tests follow the key, only these tests run.
+The last line is written when the outermost runner finishes; runners that tests create write nothing.
 """
 
 import importlib.util
@@ -19,7 +18,7 @@ VARIABLE = "MINISANDBOX_REPORT"
 
 
 def _watch_unittest_results(module, channel):
-    """Observe unittest.result: every kind of result passes through these methods of the base class."""
+    """Wrap the methods of unittest.result.TestResult, to which all result classes pass the outcomes of tests."""
     outcomes = {
         "addSuccess": "passed", "addFailure": "failed", "addError": "failed", "addSkip": "skipped",
         "addExpectedFailure": "xfailed", "addUnexpectedSuccess": "failed",
@@ -31,8 +30,8 @@ def _watch_unittest_results(module, channel):
         def method(self, test, *arguments):
             if self is channel.result:
                 if outcome == "failed" and arguments:
-                    channel.tell_place(_described(self, test), _file_of(test), arguments[0])
-                channel.tell(_described(self, test), "call", outcome)
+                    channel.report_place(_described(self, test), _file_of(test), arguments[0])
+                channel.report(_described(self, test), "call", outcome)
             return original(self, test, *arguments)
 
         method.__name__, method.__doc__ = name, original.__doc__
@@ -44,14 +43,14 @@ def _watch_unittest_results(module, channel):
 
     def startTest(self, test):
         if self is channel.result:
-            channel.begin()
+            channel.start_clock()
         return start_test(self, test)
 
     module.TestResult.startTest = startTest
 
     def addSubTest(self, test, subtest, err):
         if self is channel.result and err is not None:
-            channel.tell(_described(self, test), "subtest", "failed")
+            channel.report(_described(self, test), "subtest", "failed")
         return add_subtest(self, test, subtest, err)
 
     module.TestResult.addSubTest = addSubTest
@@ -68,7 +67,7 @@ def _described(result, test):
 
 
 def _watch_unittest_runner(module, channel):
-    """Observe unittest.runner: only the result of the outermost run counts."""
+    """Wrap the methods of unittest.runner.TextTestRunner; only the outermost run is reported."""
     runner = module.TextTestRunner
     run, make_result = runner.run, runner._makeResult
 
@@ -80,34 +79,34 @@ def _watch_unittest_runner(module, channel):
         return result
 
     def _run(self, test):
-        outermost = channel.result is None
-        if outermost and channel.chosen:
-            _keep_chosen(test, channel.chosen)
+        is_outermost = channel.result is None
+        if is_outermost and channel.chosen_names:
+            _keep_chosen(test, channel.chosen_names)
         result = run(self, test)
-        if outermost and result is channel.result:
+        if is_outermost and result is channel.result:
             channel.end(0 if result.wasSuccessful() else 1)
         return result
 
     runner.run, runner._makeResult = _run, _makeResult
 
 
-def _keep_chosen(suite, chosen):
+def _keep_chosen(suite, chosen_names):
     """Remove the tests that were not chosen from a test suite."""
     for test in list(suite):
         if hasattr(test, "_tests"):
-            _keep_chosen(test, chosen)
-        elif not chosen.intersection(_names_of(test)):
+            _keep_chosen(test, chosen_names)
+        elif not chosen_names.intersection(_names_of(test)):
             suite._tests.remove(test)
 
 
 def _names_of(test):
     """Return a test's names in runners' output, with and without its method, and the first line of its description."""
-    name, described = str(test), getattr(test, "shortDescription", lambda: None)()
-    return name, name.replace(".%s)" % getattr(test, "_testMethodName", ""), ")"), described
+    name, description = str(test), getattr(test, "shortDescription", lambda: None)()
+    return name, name.replace(".%s)" % getattr(test, "_testMethodName", ""), ")"), description
 
 
 def _watch_sympy(module, channel):
-    """Observe sympy.testing.runtests (sympy.utilities.runtests before 1.6), whose reporter gets each test in turn."""
+    """Wrap the reporter's methods in sympy.testing.runtests (before SymPy 1.6, in sympy.utilities.runtests)."""
     reporter = module.PyTestReporter
     outcomes = {
         "test_pass": "passed", "test_fail": "failed", "test_exception": "failed", "test_skip": "skipped",
@@ -120,8 +119,8 @@ def _watch_sympy(module, channel):
         def method(self, *arguments):
             if self is channel.result:
                 if outcome == "failed":
-                    channel.tell_place(self._active_f.__name__, self._active_f.__code__.co_filename, arguments[0])
-                channel.tell(self._active_f.__name__, "call", outcome)
+                    channel.report_place(self._active_f.__name__, self._active_f.__code__.co_filename, arguments[0])
+                channel.report(self._active_f.__name__, "call", outcome)
             return original(self, *arguments)
 
         method.__name__ = name
@@ -133,14 +132,14 @@ def _watch_sympy(module, channel):
 
     def _entering_test(self, function):
         if self is channel.result:
-            channel.begin()
+            channel.start_clock()
         return entering_test(self, function)
 
     reporter.entering_test = _entering_test
     matches = module.SymPyTests.matches
 
     def _matches(self, function):
-        return matches(self, function) and (not channel.chosen or function.__name__ in channel.chosen)
+        return matches(self, function) and (not channel.chosen_names or function.__name__ in channel.chosen_names)
 
     module.SymPyTests.matches = _matches
     start, finish, import_error = reporter.start, reporter.finish, reporter.import_error
@@ -153,39 +152,39 @@ def _watch_sympy(module, channel):
 
     def _import_error(self, filename, *arguments):
         if self is channel.result:
-            channel.tell(filename, "collect", "failed")
+            channel.report(filename, "collect", "failed")
         return import_error(self, filename, *arguments)
 
     def _finish(self):
-        good = finish(self)
+        is_success = finish(self)
         if self is channel.result:
-            channel.end(0 if good else 1)
-        return good
+            channel.end(0 if is_success else 1)
+        return is_success
 
     reporter.start, reporter.finish, reporter.import_error = _start, _finish, _import_error
 
 
 class _Channel(object):
-    """Writes the lines, and keeps the state of the run."""
+    """Writes the lines; ``result`` is the result object or reporter of the outermost run."""
 
-    def __init__(self, write, written, chosen):
-        self._write, self._written, self.chosen = write, written, chosen
+    def __init__(self, write, line_count, chosen_names):
+        self._write, self._line_count, self.chosen_names = write, line_count, chosen_names
         self.result = None
         self._clock, self._started = time.monotonic, time.monotonic()
 
     def start(self, kind):
         self._write(None, "start", {"pytest": kind, "python": "%d.%d.%d" % sys.version_info[:3]})
 
-    def begin(self):
+    def start_clock(self):
         self._started = self._clock()
 
-    def tell(self, name, when, outcome):
-        took = self._clock() - self._started
-        if when == "call" and took > 0.05:
-            self._write(name, "seconds", "%.2f" % took)
+    def report(self, name, when, outcome):
+        duration = self._clock() - self._started
+        if when == "call" and duration > 0.05:
+            self._write(name, "seconds", "%.2f" % duration)
         self._write(name, when, outcome)
 
-    def tell_place(self, name, file, exc_info):
+    def report_place(self, name, file, exc_info):
         """Report the innermost line of the test's own file at which it failed."""
         trace, line = exc_info[2] if isinstance(exc_info, tuple) else None, None
         while trace is not None:
@@ -193,14 +192,14 @@ class _Channel(object):
                 line = trace.tb_lineno
             trace = trace.tb_next
         if line is not None:
-            self.tell(name, "place", str(line))
+            self.report(name, "place", str(line))
 
     def end(self, status):
-        self._write(None, "end", {"exit_status": status, "records": self._written[0]})
+        self._write(None, "end", {"exit_status": status, "records": self._line_count[0]})
 
 
 class _Finder(object):
-    """Finds the observed modules as usual, and installs the observers once they are loaded."""
+    """Finds modules as usual, and wraps the test runners' classes once their modules are loaded."""
 
     def __init__(self, channel):
         self._channel = channel
@@ -229,7 +228,7 @@ class _Finder(object):
         return spec
 
 
-def _begin():
+def _install():
     setting = os.environ.get(VARIABLE)
     if setting is None:
         return
@@ -244,4 +243,4 @@ def _begin():
     sys.meta_path.insert(0, _Finder(_Channel(*lines.make_writer(pipes))))
 
 
-_begin()
+_install()

@@ -1,4 +1,4 @@
-"""Evaluate predictions: grade them, several at once, in a resumable run directory, and write the reports."""
+"""Grade several predictions at once in a resumable run directory, and write the reports."""
 
 from __future__ import annotations
 
@@ -281,7 +281,7 @@ def _by_outcome(tests: Sequence[str], failed: Sequence[str]) -> dict[str, list[s
 
 
 def evaluation_report(evaluation: Evaluation) -> dict[str, object]:
-    """Return our own report: verdicts, flags and accuracies. Only ``measured`` contains measurements."""
+    """Return our own report: verdicts, flags and accuracies. Durations, which vary, are under ``measured`` only."""
     results = evaluation.results
     malformed = {p.instance_id: f"{p.place}: {p.problem}" for p in evaluation.predictions if p.problem}
     return {

@@ -1,4 +1,4 @@
-"""Run one job per task of a set, in a run directory that resumes, and write the reports."""
+"""Run one job per task in a resumable run directory, and write the reports."""
 
 from __future__ import annotations
 

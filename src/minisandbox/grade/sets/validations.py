@@ -1,4 +1,4 @@
-"""Validate task sets: several tasks at once, in a resumable run directory; write the reports."""
+"""Validate several tasks at once in a resumable run directory, and write the reports."""
 
 from __future__ import annotations
 
