@@ -33,7 +33,7 @@ class ContainerBuild:
         base: the image; it is pulled only if the store does not contain it.
         workdir: the directory of the repository, where commands start; "" for the image's working directory.
         environment: variables that are added to the image's, or replace them.
-        cut: whether the repository is replaced by one with a single commit, against which submissions are diffed.
+        cut: whether the repository's history is replaced by a single commit, against which submissions are diffed.
         reset: whether the files are reset to the task's base commit if the image's HEAD is a different commit.
         remove: absolute paths hidden from agents, such as tests outside the repository.
     """

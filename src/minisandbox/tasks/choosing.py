@@ -16,7 +16,7 @@ MISSING = "missing"
 
 
 def unique_images(tasks: TaskSet) -> dict[str, tuple[str, ...]]:
-    """Group tasks whose images differ only by the tasks' patches and hidden files.
+    """Group the tasks whose images are built alike, except for the tasks' patches and hidden files.
 
     Args:
         tasks: the tasks.

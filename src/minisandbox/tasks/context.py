@@ -19,7 +19,7 @@ _HINT = (
 _OF_A_SERVER = re.compile(
     r"(?!file:)(?:(?:https?|ssh|git)://[^/-].*|(?:[\w.-]+@)?[a-z0-9][\w.-]*:(?!//).+)", re.ASCII | re.IGNORECASE
 )
-"""Addresses that git never reads as a local path: URLs of servers, and ``host:path`` for ssh (git-fetch(1))."""
+"""Repository addresses that git never reads as a local path: URLs of servers, and ``host:path`` for ssh."""
 _SERVERS = (
     "give one (https://HOST/PATH, ssh://HOST/PATH, HOST:PATH), and the repository to --repo-mirrors; or, where you "
     "trust all rows, --allow-local-sources (allow_local_sources=True in Python)"
@@ -35,7 +35,7 @@ class LoadContext:
         pins: exported environments of the datasets' official images, or None.
         repo_mirrors: a directory of git repositories that are tried before the network, or None.
         environment: how to build rows whose data set publishes images: a name in :data:`ENVIRONMENTS`.
-        places: the directories that may contain the host paths in rows; None: any directory.
+        places: the directories that the host paths in rows must be in; None allows any directory.
         public_network: whether to grant the public network to tasks that request it.
     """
 
@@ -83,8 +83,8 @@ def problem_of(path: Path, places: Sequence[Path] | None) -> tuple[str, str, str
 def address_problem(url: str, places: Sequence[Path] | None) -> tuple[str, str, str] | None:
     """Return why a row must not name this repository address, as (problem, reason, hint), or None if it may.
 
-    Local repositories are forbidden unless ``places`` is None. Git follows references between repositories (links,
-    alternates, ``gitdir:``), so a row could read any local repository if its author knows one of its commits.
+    Local repositories are forbidden unless ``places`` is None. Git follows references from one repository to another
+    (links, alternates, ``gitdir:``), so a row could read any local repository of which its author knows a commit.
     """
     if places is None or _OF_A_SERVER.fullmatch(url):
         return None

@@ -54,13 +54,13 @@ def bad_field(field: str, problem: str, *, reason: str | None = None, hint: str 
 
 
 class Fields:
-    """Read the values of one JSON object with type checks; every reader raises TaskFileError, which names the field.
+    """Read the values of one JSON object with type checks; each method raises TaskFileError, which names the field.
 
     Args:
         row: the object.
         prefix: the prefix of the keys in error messages, e.g. ``"build."``.
         keys: the allowed keys; None allows any.
-        context: the base of relative paths, and the directories that paths may be in.
+        context: the directory for relative paths, and the directories that paths may be in.
     """
 
     def __init__(

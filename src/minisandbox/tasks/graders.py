@@ -19,7 +19,7 @@ _PARSER = re.compile(r"(?:swebench|swebench5|swesmith):\S+")
 
 @dataclass(frozen=True, slots=True)
 class PytestGrader:
-    """Run pytest with a plugin that reports every test over a sealed channel. This is the strongest grader.
+    """Run pytest with a plugin that sends each result out of the sandbox with a keyed hash; the strongest grader.
 
     Attributes:
         command: the shell command that runs pytest in the image's working directory; the grader appends files and
@@ -101,8 +101,8 @@ class ScriptGrader:
         user: the user who runs the script; "" for the image's user.
         workdir: the script's working directory; "" for the image's.
         carry: paths to copy from the agent's sandbox to a clean one, absolute or relative to the image's working
-            directory. They are the submission in ``fresh`` mode, and when a ``live`` verdict is graded again. If empty,
-            the patch is.
+            directory. These paths are the submission in ``fresh`` mode, and when a ``live`` verdict is graded again.
+            Without paths, the patch is the submission.
     """
 
     kind: ClassVar[str] = "script"

@@ -220,7 +220,7 @@ def _line_of(source: str, key: str) -> int | None:
 
 
 def _check_supported(config: _Config) -> None:
-    version = config.text("schema_version", _SCHEMAS[-1])  # the older key "version" may have any value
+    version = config.text("schema_version", _SCHEMAS[-1])  # ignore the older key "version"
     if version not in _SCHEMAS:
         raise config.error(
             "schema_version",
@@ -242,7 +242,7 @@ def _check_supported(config: _Config) -> None:
 
 
 def _instruction(config: _Config) -> str:
-    """Return the agent's instruction, without the leading canary lines against training on benchmarks."""
+    """Return the agent's instruction, without the leading canary lines that keep benchmarks out of training data."""
     path = config.file("instruction.md")
     try:
         lines = path.read_text(encoding="utf-8").split("\n")

@@ -10,7 +10,7 @@ from minisandbox.tasks.fields import bad_field
 
 NOT_PYTHON = "this layout and pytest are for Python alone"
 _COLUMNS = ("language", "repo_language", "programming_language", "lang")
-# Unknown names are accepted, because the column may contain the language of the text.
+# Accept other values, because the column may contain a natural language: that of the text.
 _LANGUAGES = frozenset(
     {
         "c", "c#", "c++", "clojure", "cpp", "csharp", "dart", "elixir", "erlang", "f#", "fsharp", "go", "golang",

@@ -78,7 +78,7 @@ def _task(row: Row, context: LoadContext, form: str | None) -> Task:
     position = row.place + (f" ({name[:200]})" if isinstance(name, str) and name else "")
     try:
         return convert(row.values, context, form=form)
-    except (TaskFileError, InvalidValue, HarnessError) as error:  # from the row, --pins, or the benchmark's own code
+    except (TaskFileError, InvalidValue, HarnessError) as error:  # in the row, --pins, or benchmark code
         if isinstance(error, TaskFileError) and error.path is not None:
             raise
         raise TaskFileError(

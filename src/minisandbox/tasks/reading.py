@@ -38,7 +38,7 @@ class Source:
         layout: the storage format.
         name: the name of the task set.
         base: the directory for relative paths in rows.
-        places: the directories that may contain the host paths in rows, unless the caller trusts the rows.
+        places: the directories that the host paths in rows must be in, unless the caller trusts the rows.
         schema: the ``pyarrow.Schema`` of rows from columnar storage, else None.
     """
 
@@ -108,7 +108,7 @@ def _directory(path: Path, split: str | None) -> Source:
     if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
         rows, schema = read_folder(path, split)
         return Source(rows, Layout.DISK, path.name, path, schema, (path,))
-    files = _files_of(path, split) or _files_of(path / "data", split)  # the hub stores task files in data/
+    files = _files_of(path, split) or _files_of(path / "data", split)  # the Hugging Face hub keeps data files in data/
     if not files:
         suffix = "" if split is None else f" of the part {split!r}"
         raise TaskFileError(

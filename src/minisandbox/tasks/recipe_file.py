@@ -30,7 +30,7 @@ def read_recipe(path: Path) -> Buildable:
         if "base" in table:
             return _over_base(table, folder)
         build = build_spec(table, base=folder)
-        build.recipe()  # checks the fields
+        build.recipe()  # raises InvalidValue if a field is invalid
         return build
     except OSError as error:
         raise InvalidValue(f"{path}: {error.strerror}", hint="give a recipe (.toml) or a task set") from error

@@ -48,7 +48,7 @@ def json_text(value: object, *, indent: int | None = None) -> str:
     encoded = json.dumps(value, ensure_ascii=False, indent=indent, default=_as_text)
     try:
         encoded.encode()
-    except UnicodeEncodeError:  # an unused column has an unpaired surrogate
+    except UnicodeEncodeError:  # a column that tasks do not use may have an unpaired surrogate
         return json.dumps(value, indent=indent, default=_as_text)
     return encoded
 
@@ -83,7 +83,7 @@ def _table(rows: Sequence[Mapping[str, object]], schema: Any, path: Path) -> Any
 
 
 def _stored(arrow: Any, kind: Any) -> Any:
-    """Replace JSON types by text in an Arrow type, because Arrow cannot build JSON columns from Python values."""
+    """Replace JSON types by strings in an Arrow type, because Arrow cannot build JSON columns from Python values."""
     if is_json(kind):
         return kind.storage_type
     if arrow.types.is_struct(kind):
@@ -96,7 +96,7 @@ def _stored(arrow: Any, kind: Any) -> Any:
 
 
 def _encoded(value: object, kind: Any) -> object:
-    """Encode JSON values as text, for a column with the Arrow type that it was read with."""
+    """Encode the JSON parts of a value as strings, as the column's original Arrow type requires."""
     if value is None:
         return None
     if is_json(kind):

@@ -26,10 +26,10 @@ class Form(enum.StrEnum):
     """``patch`` is the fix; ``test_patch`` adds the hidden tests."""
 
     SWESMITH = "swesmith"
-    """``patch`` introduces the bug into clean source; the solution is its reverse; tests that fail are hidden."""
+    """``patch`` adds the bug to correct source, its reverse is the solution; files with failing tests are hidden."""
 
     BUGGY = "buggy"
-    """The repository already contains the bug of ``patch``; the solution is its reverse; ``test_patch`` adds tests."""
+    """The repository contains the bug of ``patch``, whose reverse is the solution; ``test_patch`` adds the tests."""
 
 
 ROW_KEYS = (
@@ -112,8 +112,8 @@ class Task:
     def test_files(self) -> tuple[str, ...]:
         """Files of the named tests and of ``test_patch``, sorted, without the files that ``patch`` changes.
 
-        A file that ``patch`` changes cannot be restored before grading: the agent may have to change code with
-        doctests.
+        Grading restores these files. It cannot restore a file that ``patch`` changes, e.g. code with doctests, because
+        the agent may have to change this file.
         """
         files = _files_of(self.FAIL_TO_PASS + self.PASS_TO_PASS) | set(touched_files(self.test_patch))
         return tuple(sorted(files - set(touched_files(self.patch))))
@@ -134,7 +134,7 @@ class Task:
         patch = self.patch if self.form is Form.SWESMITH else ""
         if isinstance(self.build, ContainerBuild):
             return self.build.recipe(self.base_commit, patch, self.hidden_files, self.test_patch)
-        # only a git checkout needs the version: an archive contains it
+        # only a git checkout needs the version, because a source archive contains it
         has_version = isinstance(self.build.source, GitSource) and _VERSION.fullmatch(self.version)
         return replace(
             self.build,

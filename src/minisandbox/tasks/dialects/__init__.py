@@ -41,7 +41,7 @@ _PRO = "dockerhub_tag fail_to_pass pass_to_pass base_commit patch test_patch"
 _MULTILINGUAL = f"{_BENCH} version PASS_TO_PASS"
 _CUSTOM = ("python_version", *by_columns.CUSTOM_INSTALL, *by_columns.CUSTOM_TEST)
 
-# Detection tries them in this order, so layouts with unique columns come first.
+# Detection tries the layouts in this order, so those with unique columns come first.
 DIALECTS: Mapping[str, Dialect] = {
     "skyrl": Dialect(
         lambda row, context: convert(skyrl.inner_row(row.row), context), ("instance prompt", "instance data_source")

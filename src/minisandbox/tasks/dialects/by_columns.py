@@ -1,13 +1,13 @@
-"""Convert rows that pytest grades and whose build is described in their columns or in a table below.
+"""Convert rows that pytest grades, and whose build follows from their columns or from a table in this module.
 
-- SWE-Gym: SWE-bench's columns without ``environment_setup_commit``. SWE-Gym's harness has its own specifications, which
-  are on no package index. This module approximates them; exported environments (``--pins``) are more exact.
+- SWE-Gym: SWE-bench's columns without ``environment_setup_commit``. The build specifications of SWE-Gym's harness are
+  not published as a package. This module approximates them; exported environments (``--pins``) are more exact.
 - SWE-rebench (Nebius): SWE-bench's columns, ``install_config``, and the exact ``requirements`` of each row.
 - SWE-bench Pro: test lists with lower-case names, and an image with the repository in /app. The agent also gets
   ``requirements`` and ``interface``. The construction of the images is not published.
 - The original MiniSandbox's custom datasets: SWE-smith's columns, and ``python_version`` (default 3.11),
-  ``test_patch``, and the commands that the original reads from a source file. ``patch`` has already put the bug into
-  the repository at ``base_commit``; without that column, the instance's branch is used.
+  ``test_patch``, and the commands that the original reads from a source file. The repository at ``base_commit``
+  already contains the bug of ``patch``. Without ``base_commit``, the branch with the name of the instance is used.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def custom(row: RowFields, context: LoadContext) -> Task:
         (image,) if image else (),
         lambda: specified(python, requirements or ("pytest",), ()),
         pinned,
-        exact=True,  # the image column may contain only a name, of which no image exists
+        exact=True,  # the image column may contain a name without an image
     )
     return row.task(
         build,

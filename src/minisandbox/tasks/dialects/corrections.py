@@ -1,4 +1,4 @@
-"""Correct the benchmarks' build specifications where they fail in a sandbox or no longer work."""
+"""Correct build specifications of the benchmarks that fail in a sandbox or no longer work."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AFTERWARDS: dict[str, tuple[str, ...]] = {
         "python -m venv /opt/httpbin",
         "/opt/httpbin/bin/python -m pip install -q 'httpbin==0.10.2' 'gunicorn==23.0.0' 'setuptools<81'",
     ),
-    # setuptools bundles a release of inflect, which contains the code without the tasks' bugs
+    # setuptools bundles a release of inflect, whose code solves the tasks
     "jaraco/inflect": ('rm -rf "$CONDA_PREFIX"/lib/python3.*/site-packages/setuptools/_vendor/inflect*',),
 }
 """Commands that run after the installation of a repository."""
@@ -37,7 +37,7 @@ BEFORE_TESTS: dict[str, tuple[str, ...]] = {"psf/requests": (_HTTPBIN,)}
 """Commands that start the services which a repository's tests need."""
 
 BEFORE: dict[str, str] = {
-    # its C code needs an API that Python 3.10 removed; conda's build patches it
+    # Python 3.9 contains zoneinfo, and without conda's patch the C code needs an API that Python 3.10 removed
     "backports-zoneinfo": "3.9",
 }
 """Distributions in exported environments that are dropped from this Python version on."""
@@ -45,7 +45,7 @@ BEFORE: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """The shell commands of a specification, without those that an image makes unnecessary.
+    """The shell commands of a specification that still have to run, and the system packages of the others.
 
     Attributes:
         remaining: the commands that still run.
@@ -60,8 +60,8 @@ def sort_commands(commands: Iterable[str]) -> Commands:
     """Remove the commands that are redundant or impossible while an image is built.
 
     ``apt-get install`` becomes a list of system packages. ``conda activate`` is redundant, because every image
-    activates its environment. The locale is C.UTF-8, so none is generated (measured: the verdicts are the same).
-    Downloads fail without a network.
+    activates its environment. Commands that generate a locale are removed, because images use C.UTF-8 (measured: the
+    verdicts are the same). Downloads are removed, because they fail without a network.
 
     Args:
         commands: the specification's commands.

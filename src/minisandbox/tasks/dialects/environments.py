@@ -34,17 +34,17 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 @dataclass(frozen=True, slots=True)
 class OfficialImage:
-    """How a dataset names its container images, and what these contain.
+    """How a dataset names its container images, and where these contain the repository and its environment.
 
     Attributes:
         columns: columns that may contain the reference; the first non-empty one is used.
-        template: the image reference of rows without such a column, with ``{id}``, or "". With ``{tag}``, it completes
-            a column that contains only a tag.
+        template: the image reference of rows without such a column, in which ``{id}`` stands for the row's id; or "".
+            ``{tag}`` stands for the value of a column that contains only a tag.
         underscores: the replacement for ``__`` in an id, because image names cannot contain ``__``.
         workdir: the repository's directory; "" for the image's working directory.
         environment: variables that activate the tests' environment.
         reset: whether the repository's HEAD in the image may differ from the row's commit.
-        remove: paths to delete: tests and solutions outside the repository, and untracked ones inside it.
+        remove: paths to delete: tests and solutions outside the repository, or inside it but untracked.
     """
 
     columns: tuple[str, ...]
@@ -134,7 +134,7 @@ def exported(folder: Path | None, *names: str) -> PythonRecipe | None:
 
 
 def _exports(folder: Path | None, names: Sequence[str]) -> Iterator[Path]:
-    if folder is None or {"", ".", ".."} & set("/".join(names).split("/")):  # stay inside folder
+    if folder is None or {"", ".", ".."} & set("/".join(names).split("/")):  # reject names that would leave the folder
         return
     for top in (folder, *(directory for directory in sorted(folder.glob("*")) if directory.is_dir())):
         yield from sorted(top.joinpath(*names).glob("*.yml"))
@@ -184,7 +184,7 @@ def requirements_text(content: str, include: dict[str, str]) -> list[str]:
         if name := included_file(line):
             requirements += requirements_text(include.get(name, ""), include)
         elif not line.startswith(("-", ".")):
-            # withdrawn from the index; types-setuptools contains its files (swebench 4.1.0 makes the same replacement)
+            # withdrawn from the package index; types-setuptools contains its files (swebench 4.1.0 replaces it, too)
             requirements.append("types-setuptools" if name_of(line) == "types-pkg-resources" else line)
     return requirements
 

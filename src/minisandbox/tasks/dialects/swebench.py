@@ -1,7 +1,7 @@
 """Convert SWE-bench rows: full, Lite, Verified and Multilingual, in the hub's layout or that of swebench 5.
 
-Tests come from the ``swebench`` package (4.1.0), corrected where they no longer work. Python rows are built from
-pins if there are exported ones, and otherwise use the dataset's own images, as rows in other languages do.
+The test commands are those of the ``swebench`` package (4.1.0), with corrections for some that no longer work. A Python
+row is built from its exported pins, if there are any. Other rows use the dataset's container images.
 """
 
 from __future__ import annotations

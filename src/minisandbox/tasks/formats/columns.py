@@ -1,6 +1,7 @@
 """Read rows from columnar storage: Parquet, folders of the ``datasets`` package, and the Hugging Face hub.
 
-``pyarrow`` and ``datasets`` are an optional extra, imported only when needed: the import takes longer than the reading.
+``pyarrow`` and ``datasets`` belong to an optional extra. They are imported only when needed, because the import takes
+longer than reading a file.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _BATCH = 256  # rows
 
 
 Table = tuple[Iterator[Row], object]
-"""The rows, and their ``pyarrow.Schema``, with which they can be written back unchanged."""
+"""The rows, and their ``pyarrow.Schema``, which is needed to write them back unchanged."""
 
 
 def read_parquet(path: Path, data: bytes | None = None) -> Table:
@@ -141,7 +142,7 @@ def _rows(batches: Iterable[Any], path: Path) -> Iterator[Row]:
 def _decoded(value: object, kind: Any) -> object:
     """Convert a value as ``datasets`` does: JSON text is parsed, also inside lists and structs.
 
-    Nulls in structs are dropped: a struct column has the keys of all rows, with null for a key that the row lacks.
+    Nulls in structs are dropped, because a struct column has the keys of all rows, and null where a row lacks a key.
     """
     if value is None:
         return None

@@ -15,7 +15,7 @@ _NOT_TEXT = (b"\x1f\x8b", b"PAR1")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row as it was read.
+    """One row of a task set, and its position in the file.
 
     Attributes:
         values: the columns.
@@ -105,7 +105,7 @@ def json_value(raw: bytes, path: Path, *, line: int | None) -> object:
         raise bad(what, *_advice(error, in_line=line is not None), at=(line or 1) + error.lineno - 1) from None
     except _DuplicateKeyError as error:
         raise bad(f"the key {error.args[0]!r} is there twice", None, "keep one of them") from None
-    except ValueError as error:  # an integer with more digits than Python converts
+    except ValueError as error:  # an integer has more digits than Python converts
         raise bad(f"a number in it cannot be read ({error})", None, "write a number that a task can need") from None
     except RecursionError:
         raise bad("its JSON is nested too deeply", "it is not a task", None) from None

@@ -30,7 +30,7 @@ def written_whole(path: Path) -> Iterator[Path]:
             raise InvalidValue(f"{path} is there already", hint="name a new folder, or remove that one")
         _sync(temporary_path)
         temporary_path.replace(path)
-    except BaseException:  # including Ctrl-C: no half-written file remains
+    except BaseException:  # also on Ctrl-C, leave no incomplete file behind
         _remove(temporary_path)
         raise
     _sync(path.parent)

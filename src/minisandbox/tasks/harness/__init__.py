@@ -1,8 +1,8 @@
 """Run the benchmarks' own code (``swebench``, ``swesmith``) in helper processes: row specifications, log parsers.
 
-Helper processes isolate the packages: their import takes seconds and reads tokens, and the parsed logs were written by
-the code under test. The first request starts a process, which serves until this process exits. One process is usually
-enough. If a log stalls it, other gradings start another process.
+Helper processes isolate the packages: their import takes seconds and reads tokens, and code under test wrote the logs
+that they parse. The first request starts a helper process, which runs until this process exits. One helper is usually
+enough. While a log stalls it, other gradings start further helpers.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from minisandbox.tasks.languages import not_python
 START_TIMEOUT = 120.0
 PARSE_TIMEOUT = 60.0
 PATIENCE = 5.0
-"""Seconds to wait for a busy process before another one starts: most logs take less time."""
+"""Seconds to wait for a busy helper process before another one starts; parsing most logs takes less time."""
 MOST = 4
-"""The maximum number of processes. If logs stall all of them, gradings wait until the first parser times out."""
+"""The maximum number of helper processes. If logs stall all of them, gradings wait until a parser times out."""
 _EXTRA = "swe"
 
 
@@ -41,7 +41,7 @@ class Judgement:
 
     Attributes:
         statuses: the status of each named test in the log: PASSED, FAILED, ERROR, SKIPPED, XFAIL.
-        found: whether the benchmark accepts the log as a test run: it has a test, or it reports no failure.
+        found: whether the benchmark accepts the log as that of a test run: it shows a test, or no failure is reported.
         resolved: whether the task is resolved.
         failed_fail_to_pass: the FAIL_TO_PASS tests that did not pass.
         failed_pass_to_pass: the PASS_TO_PASS tests that did not pass.
@@ -317,7 +317,7 @@ class _Pool:
             if len(self._servers) < MOST:
                 self._servers.append(_Server(self._packages))
                 return self._servers[-1]
-        return self._free.get()  # this ends because every request has a deadline
+        return self._free.get()  # a server becomes free, because every request has a deadline
 
 
 class _Server:

@@ -1,6 +1,6 @@
 """Find the results that a log parser misreads, by comparison with the runner's own result lines.
 
-The comparison is generic: each result line has a name and an outcome, and the parser is run on that line alone.
+Each result line of the log states a name and an outcome. The parser, given this line alone, must return the same.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _go(lines: list[str]) -> Iterator[Result]:
     started = {line.split()[2] for line in lines if re.match(r"=== RUN\s+\S", line)}
     for line in lines:
         match = re.match(r".*?--- (PASS|FAIL|SKIP): (\S+) \(\d+\.\d+s\)$", line)
-        if match and match[2] in started:  # other result lines are the output of a test that itself runs `go test`
+        if match and match[2] in started:  # other lines come from a test that runs `go test`
             yield Result(match[2], {"PASS": PASSED, "FAIL": FAILED, "SKIP": SKIPPED}[match[1]], line, match[2])
 
 

@@ -1,4 +1,4 @@
-"""Install benchmark packages that conflict with installed ones on demand: swebench 5 next to 4.1."""
+"""Install benchmark packages that conflict with installed ones into a cache directory: swebench 5 next to 4.1."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The helper process of :mod:`minisandbox.tasks.harness`, which imports the benchmarks' packages.
 
-It reads requests, one JSON object per line, and writes one line for each. It does not inherit the caller's environment,
-because the packages read ``.env`` files and tokens. It must be safe to kill, because a malicious log may make the
-packages' regular expressions run for very long.
+It reads requests, one JSON object per line, and writes one response line for each. It does not inherit the caller's
+environment, because the packages read ``.env`` files and tokens. It must be safe to kill, because a malicious log may
+make the packages' regular expressions run for very long.
 """
 
 from __future__ import annotations
@@ -131,9 +131,9 @@ def _parser(parser: str) -> Callable[..., Mapping[str, str]]:
 
 
 def _skip_imports() -> None:
-    """Make swebench importable without its heavy dependencies: datasets, modal, docker.
+    """Make swebench importable without importing its heavy dependencies: datasets, modal, docker.
 
-    The code used here needs none of them, and they take 1.2 of the 1.3 CPU seconds of the import.
+    The functions that this module calls do not need them, and they take 1.2 of the 1.3 CPU seconds of the import.
     """
     spec = importlib.util.find_spec("swebench")
     if spec is None:
@@ -143,7 +143,7 @@ def _skip_imports() -> None:
         package.__path__ = [directory + folder for directory in spec.submodule_search_locations or ()]
         sys.modules[name] = package
     setattr(sys.modules["swebench"], "harness", sys.modules["swebench.harness"])  # noqa: B010 - an import sets this attribute, too
-    datasets = types.ModuleType("datasets")  # swebench.harness.utils imports its names, but nothing here uses them
+    datasets = types.ModuleType("datasets")  # swebench.harness.utils imports names from datasets that are not used here
     datasets.__spec__ = importlib.machinery.ModuleSpec("datasets", None)
     vars(datasets).update(Dataset=None, load_dataset=None, load_from_disk=None)
     sys.modules["datasets"] = datasets
@@ -161,7 +161,7 @@ def _read(parser: str, log: str, about: types.SimpleNamespace, exit_code: int | 
         statuses = dict(parse(log, about))
         return statuses, bool(statuses) or exit_code == 0
     grading = importlib.import_module("swebench.harness.grading")
-    harmless = log.replace(">>>>> ", ">>>> ")  # the log must not be able to end the marked region itself
+    harmless = log.replace(">>>>> ", ">>>> ")  # code under test must not write the end marker
     lines = [grading.START_TEST_OUTPUT, harmless, grading.END_TEST_OUTPUT]
     if exit_code is not None:
         lines.append(f"{grading.TEST_EXIT_CODE}: {exit_code}")
