@@ -1,4 +1,4 @@
-"""Run git on the host without programs from a repository's configuration and without prompts; search local clones."""
+"""Run git on the host, without prompts and without programs that a repository configures; search local clones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GUARD = 'exec 3<&0; trap "trap - TERM; kill 0" TERM; "$@" <&3 3<&- & wait $!'
 _PROTOCOLS = "file:git:http:https:ssh"
 """Allowed protocols; git runs helper programs for others (gitremote-helpers(7)). GIT_ALLOW_PROTOCOL overrides them."""
 _SETTINGS = ("core.hooksPath=/dev/null", "core.fsmonitor=false", "protocol.ext.allow=never", "gc.auto=0")
-# Git sets these variables for hooks and aliases; they would select a wrong repository (rev-parse --local-env-vars).
+# If git started this process (a hook, an alias), these variables select git's repository (rev-parse --local-env-vars).
 _NO_REPOSITORY = frozenset(
     {
         "GIT_ALTERNATE_OBJECT_DIRECTORIES",
@@ -51,8 +51,8 @@ def run_git(
         timeout: the timeout in seconds.
         stdin: the standard input.
         stdout: the file descriptor for the standard output; by default the output is returned.
-        fetches: whether git may contact other repositories. Without it, git cannot fetch missing objects of a partial
-            clone, for which the clone's own configuration could start any program.
+        fetches: whether git may contact other repositories. If not, git cannot fetch the missing objects of a partial
+            clone, because the clone's configuration could make this fetch start any program.
 
     Raises:
         ProgramNotFound: there is no git.
@@ -69,14 +69,14 @@ def run_git(
     with git:
         try:
             output, errors = git.communicate(stdin, timeout)
-        except BaseException:  # also on Ctrl-C, leave no git process behind
-            os.killpg(git.pid, signal.SIGTERM)  # git's helpers are in its process group
+        except BaseException:  # also on Ctrl-C, end git and its child processes, which share a process group
+            os.killpg(git.pid, signal.SIGTERM)
             raise
     return subprocess.CompletedProcess(command, git.returncode, output, errors)
 
 
 def _ends_with_us() -> list[str]:
-    """Return a command prefix that kills git and its helpers when the calling thread exits."""
+    """Return a command prefix that kills git and its child processes when the calling thread exits."""
     setpriv = shutil.which("setpriv")  # part of util-linux, which most distributions always install
     return [] if setpriv is None else [setpriv, "--pdeathsig", "TERM", "--", "sh", "-c", _GUARD, "sh"]
 

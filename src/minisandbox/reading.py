@@ -1,4 +1,4 @@
-"""Read regular files without waiting for the writer of a pipe, and up to a size limit."""
+"""Read regular files up to a size limit; reject other files, such as a pipe without a writer, instead of blocking."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CHUNK = 1 << 20
 FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 """Flags to open a file; with O_NONBLOCK, opening does not wait for the writer of a pipe."""
 _LINKS = frozenset({errno.ELOOP, errno.EXDEV, errno.ENXIO, errno.ENOTDIR})
-"""Errors of openat2(2) for a link, a path that leaves the directory, a socket, and a file instead of a directory."""
+"""Errors of openat2(2) for a symbolic link, a path that leaves the directory, a socket, and a parent that is a file."""
 
 
 def read_regular(path: Path, limit: int, check: Callable[[Path], None] = lambda _: None) -> bytes:
@@ -53,12 +53,12 @@ def open_regular(where: str, open_file: Callable[[], int]) -> IO[bytes]:
     except OSError as error:
         if error.errno in _LINKS:
             raise _unexpected(where, "it is a link or a socket, or reached through a link") from error
-        raise OSError(error.errno, error.strerror, where) from error  # the error of openat2 has no absolute path
+        raise OSError(error.errno, error.strerror, where) from error  # openat2 reports no absolute path
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise _unexpected(where, "it is a directory, a pipe or a device, not a file")
         return os.fdopen(fd, "rb")
-    except BaseException:  # Ctrl-C included: do not leak the descriptor
+    except BaseException:  # also on Ctrl-C, do not leak the descriptor
         os.close(fd)
         raise
 

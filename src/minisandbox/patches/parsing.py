@@ -30,7 +30,7 @@ class FileStatus(enum.Enum):
 
 _HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
 _EPOCH = re.compile(rb"19(?:69-12-31|70-01-01)")
-"""The date that ``diff -N`` writes for a missing file: the epoch, in any time zone."""
+"""The date that ``diff -N`` writes for a missing file: the epoch, in the local time zone."""
 _MODE = re.compile(r"(?:100[0-7]{3}|120000|160000)")
 _STATUS_OF_MODE = {
     "old mode": None,
@@ -63,8 +63,8 @@ class FileChange:
         status: the kind of change.
         old_path: the path before the patch; differs from ``path`` only for renamed and copied files.
         lines: the hunk lines, each with its sign: ``+``, ``-`` or a space. A blank context line may lack its sign.
-        link: the target if the patch's modes make the file a symbolic link, else None. It is empty if no hunk contains
-            the target.
+        link: the target if the file becomes a symbolic link by the modes in the patch, else None. The target is empty
+            if no hunk contains it.
     """
 
     path: str
@@ -82,8 +82,8 @@ def parse_patch(patch: str | bytes, *, name: str = "the patch") -> tuple[FileCha
     """Parse a unified diff and return its changes, file by file, in the order of the diff.
 
     Args:
-        patch: a git diff or a plain unified diff with one leading directory (``a/``, ``b/``). Text around the files
-            is ignored, as in git: a mail header or a signature. An empty or blank patch has no changes.
+        patch: a git diff or a plain unified diff with one leading directory (``a/``, ``b/``). Other text, e.g. a mail
+            header or a signature, is ignored, as in git. An empty or blank patch has no changes.
         name: the name of the patch in errors, e.g. ``"the submission"`` or ``"tasks.jsonl, line 3: patch"``.
 
     Returns:
@@ -174,7 +174,7 @@ class _Draft:
 
 
 class _Parser:
-    """A parser that reads the lines once; ``at`` is the index of the current line, also for errors."""
+    """A parser that reads the lines once; ``at`` is the index of the current line, or of the line at fault."""
 
     def __init__(self, data: bytes) -> None:
         self.lines = data.split(b"\n")
@@ -207,7 +207,7 @@ class _Parser:
         return index < len(self.lines) and self.lines[index].startswith(prefix)
 
     def _refuse_stray(self, line: bytes) -> None:
-        """Reject a line between files that git would skip silently although it looks like lost content."""
+        """Reject a line outside a hunk that git would skip, although the line seems to belong to a hunk."""
         if line.startswith(b"@@ -"):
             raise PatchError("a hunk without a file before it")
         if self.follows_hunk and line[:1] in {b"+", b"-", b" "} and line.rstrip() != b"--":
@@ -217,7 +217,7 @@ class _Parser:
                 hint="make it with 'git diff', or correct the counts of the @@ line above",
             )
 
-    # --- one file -----------------------------------------------------------------------------------------------------
+    # --- headers of one file ------------------------------------------------------------------------------------------
 
     def _git_file(self) -> FileChange:
         header = self.lines[self.at]
@@ -245,7 +245,7 @@ class _Parser:
         return self._finished(draft)
 
     def _finished(self, draft: _Draft) -> FileChange:
-        """Return the change; raise PatchError at the file's first line if the path or the content is missing."""
+        """Return the change; if it has no path or no content, raise a PatchError for the first line of the file."""
         end, self.at = self.at, draft.line
         new = draft.new or draft.name
         if new is None:
@@ -327,7 +327,7 @@ class _Parser:
                 hint="convert it back to LF, for instance with: sed -i 's/\\r$//' FILE",
             )
 
-    # --- content ------------------------------------------------------------------------------------------------------
+    # --- hunks and binary patches -------------------------------------------------------------------------------------
 
     def _hunks(self, draft: _Draft) -> None:
         if not self._starts(b"@@ -"):

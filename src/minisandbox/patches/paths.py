@@ -14,7 +14,7 @@ _QUOTED = re.compile(rb'"((?:[^"\\]|\\.)*)"')
 _ESCAPE = re.compile(rb"\\([0-3][0-7]{2}|.)", re.DOTALL)
 _CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
 _LONGEST = 4 * 4096
-"""The longest accepted path in a header, in bytes: PATH_MAX, with every byte escaped as ``\\ooo``."""
+"""The maximum length in bytes of a path in a header: PATH_MAX, with every byte escaped as ``\\ooo``."""
 
 
 def text(raw: bytes) -> str:
@@ -85,7 +85,8 @@ def same_path(raw: bytes) -> str | None:
     """Return the path of a ``diff --git a/X b/X`` line, or None if its two halves name different files.
 
     Args:
-        raw: the line after ``diff --git``. Unquoted paths may contain spaces, so only equal halves are unambiguous.
+        raw: the rest of the line after ``diff --git``. Unquoted paths may contain spaces, so the line is ambiguous
+            unless both halves name the same file.
 
     Raises:
         PatchError: see :func:`header_path`; or the two halves are identical, so the ``a/`` and ``b/`` are missing.
@@ -129,10 +130,11 @@ def checked_path(path: str) -> str:
 def leads_inside(path: str, target: bytes) -> bool:
     """Return whether a symbolic link leads to a path of the repository, outside of ``.git``.
 
-    A ``..`` counts only at the start of the target: after a name, ``..`` may be the parent of another link's target.
+    A ``..`` is accepted only at the start of the target. After a name, which may be another link, it could lead out of
+    the repository.
 
     Args:
-        path: the link's path in the repository. Its directories are real ones: git does not write through links.
+        path: the link's path in the repository. Its parents are not links, because git does not write through links.
         target: the link's target.
     """
     parts = [part for part in target.split(b"/") if part not in (b"", b".")]

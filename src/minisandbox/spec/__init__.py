@@ -1,4 +1,4 @@
-"""Recipes of images as plain data classes. Importing them loads no part of the builder."""
+"""Recipes of images, as dataclasses that can be imported without the code that builds images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interpreter and the files of the package index that a build may use, and the lock of those that it used."""
+"""Restrict the interpreter and the package index files that a build may use, and record those used in a lock."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PythonRequest:
     Attributes:
         text: the request as the user wrote it.
         specifiers: the versions that satisfy the request.
-        ranged: whether the request is a range; if so, the interpreter that runs MiniSandbox is preferred.
+        ranged: whether the request is a range; for a range, the interpreter that runs MiniSandbox is preferred.
     """
 
     text: str
@@ -46,7 +46,7 @@ class PythonRequest:
             InvalidValue: the string is neither a version nor a range.
         """
         stripped = text.strip()
-        if len(stripped) > _LONGEST:  # Python refuses to convert thousands of digits to a number
+        if len(stripped) > _LONGEST:  # int() rejects strings of thousands of digits
             raise InvalidValue(
                 f"a Python version of {len(stripped)} characters", hint="write '3.11', '3.11.7' or '>=3.11,<3.15'"
             )
@@ -62,7 +62,7 @@ class PythonRequest:
         raise InvalidValue(f"{text!r} is not a Python version", hint="write '3.11', '3.11.7' or '>=3.11,<3.15'")
 
     def accepts(self, version: str) -> bool:
-        """Return whether an interpreter version satisfies the request; a pre-release does only if it is named."""
+        """Return whether an interpreter version satisfies the request; pre-releases only if the request names one."""
         return self.specifiers.contains(Version(version))
 
 
@@ -103,7 +103,7 @@ class IndexView:
     Attributes:
         exclude_newer: a date; packages uploaded later are invisible. "" for no limit.
         torch_backend: the visible builds of PyTorch; "" for all builds.
-        locked: the only visible files; None for all files.
+        locked: the files that are visible; None for all files.
     """
 
     exclude_newer: str = ""
@@ -112,7 +112,7 @@ class IndexView:
 
     @property
     def before(self) -> datetime | None:
-        """The time from which on uploads are invisible; None for no limit."""
+        """The time of ``exclude_newer``, after which uploads are invisible; None for no limit."""
         return parse_moment(self.exclude_newer) if self.exclude_newer else None
 
     def __post_init__(self) -> None:
@@ -132,10 +132,10 @@ class Lock:
     Attributes:
         image: the name of the image.
         base: the key of the base layer, a hash of the files that it takes from the host's ``/etc``.
-        python: facts of the interpreter: ``version``, ``build``, ``abi``, ``kind``; empty without an interpreter.
+        python: the interpreter's ``version``, ``build``, ``abi`` and ``kind``; empty without an interpreter.
         system: versions of the system packages, by name.
         installed: versions of the Python distributions in the image, by name.
-        steps: by step, the files that it fetched: installed packages and build dependencies.
+        steps: the files that each step fetched (installed packages and build dependencies), by the name of the step.
         torch_backend: the PyTorch backend of the image; "" for the builds that its requirements named.
     """
 
@@ -164,4 +164,4 @@ class Lock:
 
 
 def _quoted(string: str) -> str:
-    return json.dumps(string)  # a JSON string is a basic string of TOML
+    return json.dumps(string)  # a JSON string is a valid TOML string

@@ -16,9 +16,9 @@ _MOST = 16 << 20
 _MOST_FILES = 100
 _COMMENT = re.compile(r"(?:^|\s)#.*$")
 _HASH = re.compile(r"\s+--hash[= ]\S+")
-# conda's NAME=VERSION=BUILD with a Python build: also a distribution, mostly with the same name on the package index
+# A conda package NAME=VERSION=BUILD with a Python build. Most of these have the same name on the package index.
 _CONDA = re.compile(r"([A-Za-z0-9._-]+)=([^=\s]+)=(py\S*)")
-# names of conda packages that differ from the project's name on the package index; "" if no index has the project
+# The names on the package index of conda packages with another name there; "" if no index has the project.
 _CONDA_NAMES = {
     "antlr-python-runtime": "antlr4-python3-runtime",
     "brotli-python": "brotli",
@@ -65,7 +65,7 @@ def read_pins(path: Path, check: Callable[[Path], None] = lambda _: None) -> Pin
     """Read a listing: ``pip freeze``, a requirements file, or ``conda env export`` (``.yml``).
 
     Args:
-        path: the file; other files that it names (``-r``) are read too.
+        path: the file; files that it includes (``-r``) are read, too.
         check: called with the path of each file before it is opened, and with its real path before it is read; raises
             InvalidValue if the file must not be read.
 
@@ -77,7 +77,7 @@ def read_pins(path: Path, check: Callable[[Path], None] = lambda _: None) -> Pin
 
 
 def _read_pins(path: Path, check: Callable[[Path], None], read_paths: set[str]) -> Pins:
-    """Read a listing and the listings that it names; read each file only once."""
+    """Read a listing and the listings that it includes, each of them only once."""
     check(path)
     try:
         real_path = os.path.realpath(path)

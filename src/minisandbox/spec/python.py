@@ -1,4 +1,4 @@
-"""Recipes of Python projects, with the fields that rows of Python data sets have."""
+"""Describe the image of a Python project by the fields that rows of Python datasets contain."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PythonRecipe:
         requirements: pinned packages, installed before the source is checked out, so that images share their layer.
         complete: whether ``requirements`` name every package, as ``pip freeze`` does. If so, nothing else is installed
             with them, and their compatibility is not checked.
-        overrides: packages installed after the requirements, in a separate run, so that they replace those.
+        overrides: packages that are installed in a second run, so that they replace requirements of the same name.
         source: the source of the repository at ``/testbed``; None for an image without a repository.
         install: shell commands, run in ``/testbed``.
         environment: further variables, for the install commands and for everything that runs in the image.
@@ -47,10 +47,10 @@ class PythonRecipe:
         exclude_newer: a date, for example ``"2024-03-01"``; packages uploaded later are invisible. "" for no limit.
         system: packages of the host's distribution, installed in the lowest step; requires root.
         lock: the lock of an earlier image whose exact files are installed again; None to let the package index decide.
-        version: the project's version, for build tools that ask git for one, if the source's own tags do not give it;
-            "" for none.
-        torch_backend: ``"cpu"`` for builds of PyTorch without CUDA, and without CUDA's libraries, even if the
-            requirements name others; "" for the builds that the requirements name.
+        version: the project's version, for build tools that derive the version from git tags, if the source has no such
+            tag; "" for none.
+        torch_backend: ``"cpu"`` for PyTorch without CUDA and its libraries, even if the requirements name other builds;
+            "" for the builds that the requirements name.
     """
 
     python: str | None = None

@@ -24,7 +24,7 @@ Variables = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class HostBase:
-    """A base of the host's ``/usr`` and a small generated ``/etc``."""
+    """A base that contains the host's ``/usr`` and a small generated ``/etc``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Run:
         workdir: the initial working directory; None for that of the recipe.
         user: the user of the command; "" for root.
         network: the network of the command: ``"off"``, ``"index"`` (the package index) or ``"host"``.
-        unkeyed: further variables that do not enter the cache key, for example addresses of proxies.
+        unkeyed: further variables that are not part of the cache key, for example addresses of proxies.
     """
 
     argv: tuple[str, ...]
@@ -151,7 +151,7 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedMount:
-    """A mount of a RUN instruction together with the file tree that it shows.
+    """A mount of a RUN instruction, and the context, image or stage that contains its files.
 
     Attributes:
         wanted: the mount as the RUN instruction states it.
@@ -184,13 +184,13 @@ class RunCommand:
         text: the instruction as shown in messages.
         argv: the command.
         variables: the environment variables of the command: those of the image, and the build arguments.
-        unkeyed: variables that do not enter the cache key: addresses of proxies.
+        unkeyed: variables that are not part of the cache key: addresses of proxies.
         workdir: the initial working directory.
         user: the user of the command; "" for root.
         network: the network of the command.
         mounts: the mounts of the instruction.
         script: a here-document that begins with ``#!``; ``argv`` runs it from ``/dev/pipes``.
-        secrets: contents of secrets by id; they do not enter the cache key.
+        secrets: contents of secrets by id; they are not part of the cache key.
     """
 
     line: int
@@ -208,7 +208,7 @@ class RunCommand:
 
 @dataclass(frozen=True, slots=True)
 class CopyFiles:
-    """A COPY or ADD instruction of a Dockerfile, or the directory that WORKDIR creates.
+    """A COPY or ADD instruction of a Dockerfile, or the creation of a directory by WORKDIR.
 
     Attributes:
         line: the line number in the Dockerfile.
@@ -217,7 +217,7 @@ class CopyFiles:
         sources: paths in the origin, with wildcards.
         documents: here-documents, copied like files.
         destination: an absolute path; a trailing slash makes it a directory.
-        owner: the owner of the copies, ``USER[:GROUP]``; "" for root, or for the owners in another stage.
+        owner: the owner of the copies, ``USER[:GROUP]``; "" for root, or for the files' owners in another stage.
         mode: the permission bits of the copies; "" for those of the sources.
         excludes: patterns of files that are not copied.
         keep_parents: whether the parent directories of a source are created too.
@@ -319,7 +319,7 @@ class Install:
         commands: shell commands, run in the workdir.
         environment: variables for the commands.
         network: the network of the commands, as for :attr:`Run.network`.
-        version: the version that build tools see if the source's own tags do not give one; "" for none.
+        version: the version for build tools that derive it from git tags, if the source has no such tag; "" for none.
         index: the files of the package index that the commands see.
     """
 
@@ -339,7 +339,9 @@ class Install:
 
 @dataclass(frozen=True, slots=True)
 class CutHistory:
-    """A step that turns the checked out files into a repository of one commit, without hidden files and their copies.
+    """A step that turns the checked out files into a repository with a single commit, without the hidden files.
+
+    Copies of the hidden files are removed, too.
 
     Attributes:
         patch: a patch that is applied before the commit.
@@ -356,7 +358,7 @@ class CutHistory:
 
 @dataclass(frozen=True, slots=True)
 class HiddenTests:
-    """A step that keeps files for graders in a separate layer, which is no part of the image.
+    """A step that stores files for graders in a separate layer, which is not part of the image.
 
     Attributes:
         hidden: paths of checked out files to keep.
@@ -403,7 +405,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         """Check the fields, without inspecting this machine."""
-        for name, value in self.environment:  # allow names that no shell can set, because images have them
+        for name, value in self.environment:  # allow names that are invalid in a shell, because images use such names
             if not name or "=" in name or "\0" in name + value:
                 raise InvalidValue(f"{name!r} cannot be an environment variable")
         kinds = [type(step) for step in self.steps]

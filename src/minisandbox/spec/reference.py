@@ -1,4 +1,4 @@
-"""References to container images: an image in a registry, or in files of this machine."""
+"""Parse references to container images in a registry or in local files."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from minisandbox.errors import InvalidValue
 DOCKER_HUB = "docker.io"
 _LOCAL = ("oci", "oci-archive", "docker-archive")
 _HOST = re.compile(r"(?:[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?|\[[0-9a-fA-F:]+\])(?::[0-9]{1,5})?")
-# distribution, reference/regexp.go
+# The grammar of repository names: github.com/distribution/reference, regexp.go.
 _REPOSITORY = re.compile(r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*)*")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
-_DIGEST = re.compile("sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")  # image-spec, descriptor.md: registered algorithms
+_DIGEST = re.compile("sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")  # OCI image-spec, descriptor.md
 _LONGEST = 255
 _FORMS = "write [HOST/]NAME[:TAG][@DIGEST], oci:DIRECTORY[:TAG], oci-archive:FILE[:TAG] or docker-archive:FILE[:TAG]"
 
@@ -28,7 +28,7 @@ class Remote:
         repository: the repository.
         tag: the tag of the image; "" if the reference has only a digest.
         digest: the digest of the image, or "".
-        insecure: whether requests to the registry may do without TLS.
+        insecure: whether requests to the registry may use HTTP without TLS.
     """
 
     host: str
@@ -44,7 +44,7 @@ class Remote:
 
     @property
     def version(self) -> str:
-        """The digest, or else the tag, with which the manifest is requested."""
+        """The digest, or the tag if there is none; the manifest is requested by it."""
         return self.digest or self.tag
 
 

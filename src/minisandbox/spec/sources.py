@@ -65,7 +65,7 @@ class GitSource:
         Raises:
             InvalidValue: a field is invalid.
         """
-        # urllib drops leading blanks, and all tabs and newlines, so git and urllib would read different addresses
+        # urllib removes leading blanks, and all tabs and newlines; git does not, so both would read different addresses
         has_odd_characters = self.url != self.url.strip() or any(not sign.isprintable() for sign in self.url)
         if not self.url or has_odd_characters or self.url.startswith("-") or "::" in self.url:
             raise InvalidValue(
@@ -80,14 +80,15 @@ class GitSource:
 
 @dataclass(frozen=True, slots=True)
 class LocalSource:
-    """A directory of this machine. The cache key of its layer is the content of its files.
+    """A local directory; the cache key of its layer is a hash of the files' contents.
 
-    From a git checkout, the tracked and the untracked but not ignored files are copied; from any other directory, all.
+    From a git checkout, the tracked files and the untracked files that git does not ignore are copied. From any other
+    directory, all files are copied.
 
     Attributes:
         path: the directory.
-        within: allowed parent directories, whose paths contain no links; the source must lie in one of them when it is
-            read. None to allow any place.
+        within: resolved paths of the directories that may contain the source; checked when the source is read. None
+            allows any directory.
     """
 
     path: Path
@@ -96,10 +97,10 @@ class LocalSource:
 
 @dataclass(frozen=True, slots=True)
 class ImageSource:
-    """The repository, or plain files, that the base already has at the recipe's workdir.
+    """The repository or the files that the base image already contains in the recipe's workdir.
 
     Attributes:
-        commit: the commit that the files are reset to, unless it is checked out; "" to keep the files unchanged.
+        commit: the commit to which the files are reset, unless it is checked out; "" to keep the files unchanged.
         remove: absolute paths in the image that are removed.
     """
 
@@ -125,6 +126,6 @@ def is_commit(text: str) -> bool:
 
 
 def shown(address: str) -> str:
-    """Return an address for messages and records, without credentials and without a query, which may be a signature."""
+    """Return an address for messages and records, without credentials and the query, which may contain a signature."""
     plain = _USER_OR_LOGIN.sub(r"\1", address)
     return re.split("[?#]", plain, maxsplit=1)[0] if "://" in plain else plain  # a local path may contain "?" and "#"
