@@ -38,10 +38,11 @@ class Image:
         created: the time when the image was recorded, in seconds since the epoch.
         notes: facts shown to users, for example ``python`` and ``source``.
         store: the store of the layers.
-        own_root: whether the image has a complete root of its own (a container image), without the host's ``/usr``.
+        own_root: whether the image has a complete root file system, as container images have, and does not use the
+            host's ``/usr``.
         user: the user of commands; "" for root.
         config: the run configuration of a container image: ``User``, ``Entrypoint``, ``Cmd`` (image-spec, config.md).
-        backend: the backend of sandboxes, as in :class:`.ImageSpec`; it is not recorded with the image.
+        backend: the backend of sandboxes, as in :class:`.ImageSpec`; the store does not record it.
     """
 
     name: str

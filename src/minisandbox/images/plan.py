@@ -184,7 +184,7 @@ class Planner:
                 self._images[base] = stored(self.store, base.reference, base.platform) or pull(
                     base.reference, store=self.store, platform=base.platform or None
                 )
-            except RegistryError as error:  # the reference may name an image that is not built yet
+            except RegistryError as error:
                 raise error.about(base.reference)  # noqa: B904 - it is the same error
         return self._images[base]
 

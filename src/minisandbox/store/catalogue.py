@@ -98,7 +98,7 @@ class Catalogue:
         """
         records = []
         for name in self.image_names():
-            with suppress(NotFound):  # the image was removed meanwhile
+            with suppress(NotFound):  # another process has removed the image
                 records.append(self.image(name))
         return records
 

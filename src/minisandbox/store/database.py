@@ -25,7 +25,7 @@ class Database:
         readonly: open an existing database for reading.
 
     Raises:
-        RunError: the file is not such a database, is damaged, or has a newer version.
+        RunError: the file is not a run's database, is damaged, or was created by a newer version.
         DiskFull: the disk is full.
         OSError: the database cannot be created.
     """

@@ -216,6 +216,6 @@ def use_of(layer: Path, created: float) -> Use:
     """
     try:
         status = os.stat(layer / USED, follow_symlinks=False)
-    except OSError:  # the layer was never used
+    except OSError:  # no usage record: the layer was never used
         return Use(0, created)
     return Use(status.st_size, max(created, status.st_mtime))

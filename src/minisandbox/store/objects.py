@@ -113,7 +113,7 @@ class Pool:
         try:
             try:
                 _link(file_path, object_path)
-            except FileNotFoundError:  # the first object of its shard
+            except FileNotFoundError:  # the object's subdirectory does not exist yet
                 os.makedirs(os.path.dirname(object_path), mode=0o700, exist_ok=True)
                 _link(file_path, object_path)
         except FileExistsError:

@@ -63,7 +63,7 @@ def image_rows(store: Store) -> list[ImageRow]:
     for name in store.image_names():
         try:
             records.append(store.image(name))
-        except NotFound:  # the image was removed meanwhile
+        except NotFound:  # another process has removed the image
             continue
         except StoreError as error:
             rows.append(ImageRow(name, ImageStatus.BROKEN, None, detail=error.what))

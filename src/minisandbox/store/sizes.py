@@ -112,7 +112,7 @@ class StoreSizes:
         self.layers: dict[str, LayerSize] = {}
         self.damaged: list[str] = []
         for key in store.layer_keys():
-            with suppress(NotFound):  # the layer was removed meanwhile
+            with suppress(NotFound):  # another process has removed the layer
                 try:
                     self.layers[key] = measure_layer(store, key)
                 except StoreError:

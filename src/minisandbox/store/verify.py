@@ -113,7 +113,7 @@ def verify(
         except NotFound:
             if keys is not None:
                 raise
-            continue  # the layer was removed meanwhile
+            continue  # another process has removed the layer
         if progress is not None:
             progress(VerifyEvent(index, len(layer_keys), key, 0 if fault is None else fault.count))
     if full and keys is None:

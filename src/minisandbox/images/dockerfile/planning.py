@@ -68,7 +68,7 @@ def plan_step(step: RunCommand | CopyFiles, chain: StepChain) -> BuildStep:
     """
     try:
         return _plan_copy(step, chain) if isinstance(step, CopyFiles) else _plan_run(step, chain)
-    except MiniSandboxError as error:  # for example, a missing image to copy from
+    except MiniSandboxError as error:
         raise error.about(f"line {step.line}")  # noqa: B904 - it is the same error
 
 

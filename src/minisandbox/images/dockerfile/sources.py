@@ -40,7 +40,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class CopySource:
-    """The files that match one source of a COPY.
+    """The files that one source argument of a COPY matches.
 
     Attributes:
         items: the files.

@@ -134,8 +134,9 @@ def find_matches(tree: FileTree, pattern: str) -> list[tuple[Parts, Parts]]:
                 ((*spelled_path, name), resolve(tree, (*real_path, name))) for spelled_path, real_path in matches
             ]
             continue
-        with warnings.catch_warnings(action="ignore"):  # re warns about "[" in a character class
-            matcher = PatternMatcher([f"\\{part}" if part[0] in "! " else part])  # "!" is literal in a COPY source
+        # Python's re warns about "[" in a character class. In a COPY source, a leading "!" is literal.
+        with warnings.catch_warnings(action="ignore"):
+            matcher = PatternMatcher([f"\\{part}" if part[0] in "! " else part])
         matches = [
             ((*spelled_path, name), resolve(tree, (*real_path, name)))
             for spelled_path, real_path in matches

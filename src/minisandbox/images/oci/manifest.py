@@ -26,7 +26,7 @@ _INDEXES = (INDEX, "application/vnd.docker.distribution.manifest.list.v2+json")
 _MANIFESTS = (MANIFEST, "application/vnd.docker.distribution.manifest.v2+json")
 REF_NAME, _IMAGE_NAME = "org.opencontainers.image.ref.name", "io.containerd.image.name"
 ACCEPTED = ", ".join((*_MANIFESTS, *_INDEXES))
-# Go's architecture names for the names of uname(2) and of some programs (GOARCH; containerd, platforms/database.go)
+# Go's names (GOARCH) for the architecture names of uname(2) and other programs (containerd, platforms/database.go).
 _ARCHITECTURES = {
     "x86_64": "amd64", "x86-64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386", "i386": "386",
 }  # fmt: skip
@@ -219,7 +219,7 @@ def parse_json(text: bytes, subject: str) -> JSONValue:
     """Parse JSON; reject infinite numbers, unpaired surrogates and deep nesting, which cannot be serialized again.
 
     Raises:
-        ImageRefused: the text is malformed or has such content.
+        ImageRefused: the text is not JSON, or contains such a value.
     """
     try:
         value: JSONValue = json.loads(text)

@@ -193,8 +193,9 @@ class _Registry:
             record = read_blobs(self.store.root, key)
             yield recorded, (record.places if record is not None else {}).get(self.target.host, self.target.repository)
         layer = self.store.layer(key)
-        match = _PULLED.fullmatch(layer.facts.get(PULLED, ""))  # the fact may come from another store's record
-        if match and match[1] == self.compression and not self.private:  # a private copy needs a blob that we created
+        # The fact may be malformed if the record was imported. A private copy cannot use the original blob.
+        match = _PULLED.fullmatch(layer.facts.get(PULLED, ""))
+        if match and match[1] == self.compression and not self.private:
             _, digest, size, host, repository = match.groups()
             blob = LayerBlob(self.store.root, str(layer.step.get("diff_id", "")), digest, int(size))
             yield blob, repository if host == self.target.host else self.target.repository

@@ -1,4 +1,4 @@
-"""Fetch an image from a registry: its manifest, and the blobs of its layers, in parallel and with resumption."""
+"""Fetch an image from a registry: request its manifest, download blobs in parallel, and resume partial downloads."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PATIENCE = 60.0
 
 
 class _Interrupted(Exception):
-    """A response was truncated or stalled; another attempt may resume the download."""
+    """The response was truncated or stalled, so a retry may resume the download."""
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class Registry:
         reference: the image.
         store: the store for downloads.
         report: called for each blob.
-        on_layer: called for each layer as soon as it is in the store.
+        on_layer: called for each layer when it has been published in the store.
         limit: the rate limit from the manifest's response; None if unknown.
         cached_manifest: the manifest; None before the first request.
     """

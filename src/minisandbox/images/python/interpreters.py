@@ -21,7 +21,7 @@ from minisandbox.store.disk.paths import home_directory
 
 PROBE_TIMEOUT = 10.0
 
-# Runs on Python 2.7 to 3.14; prints one line of JSON.
+# A program for Python 2.7 to 3.14 that prints its version as one line of JSON.
 _QUESTION = """
 import sys
 try:

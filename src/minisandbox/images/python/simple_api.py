@@ -168,7 +168,7 @@ def listed_files(name: str, web: Web) -> tuple[list[IndexLink], list[SourceError
         try:
             if page := web.read(url, _ACCEPT):
                 links += [link for link in _links(page) if _may_link(url, link.url)]
-        except SourceError as error:  # another index may have the project
+        except SourceError as error:  # continue: another index may have the project
             failures.append(error)
     if failures and not links:
         raise failures[0]

@@ -32,7 +32,7 @@ _GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV})
 
 @dataclass(frozen=True, slots=True)
 class SourceSnapshot:
-    """The files of a local source at one moment.
+    """The files of a local source, listed and hashed at one time.
 
     Attributes:
         root: the directory.

@@ -106,7 +106,7 @@ class Mirrors:
         return CommitPack(pack, tree, tuple(merged.submodules), _described(repository, source))
 
     def _merge(self, merged: _Merged, source: GitSource, repository: Path, prefix: bytes, timeout: float) -> None:
-        """Add the files of a commit and, recursively, of its submodules; keep gitlinks of submodules without checkout.
+        """Add the files of a commit and, recursively, of its submodules; keep gitlinks that git would not check out.
 
         Args:
             merged: the collection to extend.

@@ -23,8 +23,10 @@ COMPRESSIONS = (GZIP, ZSTD)
 _GZIP_LEVEL = 6
 _ZSTD_LEVEL = 9
 _PIECE = 1 << 20
-_WINDOW = 1 << 15  # RFC 1951: window size of deflate
-_HEAD = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"  # RFC 1952: no name, no time, unknown system
+_WINDOW = 1 << 15
+"""Window size of deflate in bytes (RFC 1951)."""
+_HEAD = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
+"""Gzip header without a file name or time, for an unknown operating system (RFC 1952)."""
 _CHUNK = 1 << 20
 _NANO = 10**9
 _TYPES = {FILE: tarfile.REGTYPE, DIRECTORY: tarfile.DIRTYPE, LINK: tarfile.SYMTYPE, FIFO: tarfile.FIFOTYPE}

@@ -32,8 +32,10 @@ _OTHERS: Mapping[bytes, Callable[[], bz2.BZ2Decompressor | lzma.LZMADecompressor
 }
 LONGEST_MAGIC = 6
 """Number of bytes that identify the compression of a stream."""
-_SKIPPABLE = b"\x2a\x4d\x18"  # RFC 8878, section 3.1.2: after one byte from 0x50 to 0x5f
-_ALGORITHMS = {"sha256": 64, "sha512": 128}  # image-spec, descriptor.md: registered algorithms
+_SKIPPABLE = b"\x2a\x4d\x18"
+"""Magic number of a skippable zstd frame, after a first byte from 0x50 to 0x5f (RFC 8878, section 3.1.2)."""
+_ALGORITHMS = {"sha256": 64, "sha512": 128}
+"""Registered digest algorithms, with their number of hexadecimal digits (image-spec, descriptor.md)."""
 DIGEST = "a digest is sha256: and 64 or sha512: and 128 lower-case hexadecimal digits"
 
 

@@ -58,7 +58,7 @@ class Member:
 
     Attributes:
         name: path of the member, exactly as in the archive.
-        kind: one of the constants above.
+        kind: type of the member, one of the constants above.
         mode: permission bits.
         uid: numeric owner.
         gid: numeric group.
@@ -212,7 +212,7 @@ class TarReader:
             return None
         if len(block) < _SIZE:
             self.refuse("the archive ends in the middle of a header")
-        total = sum(block) - sum(block[148:156]) + 8 * 32  # the checksum counts its own field as spaces
+        total = sum(block) - sum(block[148:156]) + 8 * 32  # the checksum field itself counts as spaces
         checksum = _octal(block[148:156])
         if checksum != total and checksum != _signed_sum(block):
             self.refuse("its header is damaged: the checksum is wrong")

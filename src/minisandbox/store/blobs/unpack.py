@@ -80,7 +80,7 @@ class _Node:
     """A file or directory in the model of the layer.
 
     Attributes:
-        kind: one of the constants of :mod:`.tarstream`, or "whiteout".
+        kind: type of the file, one of the constants of :mod:`.tarstream`, or "whiteout".
         children: the contents of a directory, by name.
         member: the attributes of a directory; None if the archive has no entry for it.
         target: target of a symbolic link.

@@ -94,7 +94,8 @@ def _can_allocate(directory: Path, size: int) -> bool:
         with path.open("xb") as file:
             os.posix_fallocate(file.fileno(), 0, size)
             os.fsync(file.fileno())  # network file systems report a full disk only here
-    except OSError as error:  # other errors, for example EFBIG or EOPNOTSUPP, do not mean a full disk
+    except OSError as error:
+        # Other errors, for example EFBIG or EOPNOTSUPP, do not mean a full disk.
         return error.errno not in FULL
     finally:
         path.unlink(missing_ok=True)
