@@ -165,7 +165,8 @@ class Loop:
         self.rounding = Rounding(0)
         self.gaps = Gaps(config.allowed_gaps)
         with contextlib.ExitStack() as closing:  # an error leaves no node and no run directory open
-            closing.callback(environment.close)
+            nodes = closing.enter_context(contextlib.ExitStack())
+            nodes.callback(environment.close)
             self.trainer = _bridge(self)
             if self.trainer.accelerator.num_processes > 1:
                 raise TrainingError(
@@ -175,7 +176,7 @@ class Loop:
                 )
             self.engine = open_engine(self.trainer, config)
             closing.callback(lambda: runner.run(self.engine.close()))
-            closing.callback(environment.close)  # before the engine, which rollouts use
+            closing.push(nodes.pop_all())  # close the nodes before the engine, which their rollouts use
             self._gatherer = self._gathering(held_out=False, seed=config.seed if config.deterministic else None)
             held = self._gathering(held_out=True, seed=config.seed)
             self.evaluator = Evaluator(config.evaluation, environment.held_out, held, run, tell)
