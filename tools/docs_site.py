@@ -1,6 +1,6 @@
-"""Hooks of the documentation site: the repository's own documents, the commands' help, and checks of every link.
+"""Extend mkdocs for the documentation site: add root documents and command help, and check every link.
 
-mkdocs imports this file (``hooks`` in ``mkdocs.yml``), and griffe takes :class:`Docstrings` from it.
+``mkdocs.yml`` names this file as a hook of mkdocs, and :class:`Docstrings` as an extension of griffe.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _named(nav: Any) -> Iterator[str]:
 
 
 def _expanded(nav: list[Any], unnamed: list[str], present: set[str]) -> list[Any]:
-    """Return a part of the navigation; sections without pages are left out."""
+    """Replace patterns in a navigation by the matching pages; leave out sections without pages."""
     result: list[Any] = []
     for entry in nav:
         [(title, value)] = entry.items() if isinstance(entry, dict) else [("", entry)]
@@ -70,14 +70,14 @@ def _expanded(nav: list[Any], unnamed: list[str], present: set[str]) -> list[Any
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Add the documents of the repository's root."""
+    """Add the documents in the repository's root directory."""
     for page, name in PROJECT.items():
         files.append(File.generated(config, page, abs_src_path=str(ROOT / name)))
     return files
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Put the commands' help in its place, and lead links to where the site has their targets."""
+    """Insert the commands' help, and rewrite links to repository files as links to the site's pages."""
     uri = page.file.src_uri
     if COMMANDS_MARK in markdown:
         markdown = markdown.replace(COMMANDS_MARK, "\n".join(_help()))
@@ -100,7 +100,7 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
             log.warning("%s: a link leads to %s, which does not exist", uri, source)
         if config.repo_url:
             return f"[{match['text']}]({config.repo_url.rstrip('/')}/blob/HEAD/{source}{hash_mark}{anchor})"
-        return match["text"]  # a file of the sources: the site has no address for it
+        return match["text"]  # drop the link: the site lacks the file, and no repository is configured
 
     return "".join(
         part if part.startswith(("```", "~~~")) else LINK.sub(lead, part)
@@ -112,11 +112,11 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
 
 
 def _help() -> Iterator[str]:
-    """Yield the help of every command as its parser prints it."""
+    """Yield a section for each command, with the help that its parser prints."""
     os.environ["COLUMNS"] = "80"
     yield _block("minisandbox", parser([]), 2)
     for noun in COMMANDS:
-        verbs = _below(_below(parser([noun]))[noun])  # a noun may load the options of those in the command line only
+        verbs = _below(_below(parser([noun]))[noun])  # a noun may declare only the options of verbs on the command line
         yield from _tree(f"minisandbox {noun}", _below(parser([noun, *verbs]))[noun], 2)
 
 
@@ -141,24 +141,25 @@ def _block(name: str, command: argparse.ArgumentParser, level: int) -> str:
 
 
 class Docstrings(griffe.Extension):
-    """Prepares what griffe has read: links for roles of reStructuredText, and what a reader cannot call is left out."""
+    """Prepares docstrings for the site: turns reStructuredText roles into links, and hides private constructors."""
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
         """Rewrite the docstrings of a package."""
-        public = {name: f"{pkg.path}.{name}" for name, one in pkg.members.items() if isinstance(one, griffe.Alias)}
+        public = {name: f"{pkg.path}.{name}" for name, item in pkg.members.items() if isinstance(item, griffe.Alias)}
         errors = pkg["errors"]
-        homes = public | {name: one.path for name, one in errors.members.items() if isinstance(one, griffe.Class)}
+        error_paths = {name: error.path for name, error in errors.members.items() if isinstance(error, griffe.Class)}
+        homes = public | error_paths
         for part in list(_objects(pkg)):
             if isinstance(part, griffe.Class):
                 _prepare(part, part.parent is errors)
             if part.docstring is not None and AS_TWIN.fullmatch(part.docstring.value):
-                part.docstring = None  # pages show what has a docstring
+                part.docstring = None  # pages leave out objects without a docstring
             elif part.docstring is not None:
                 part.docstring.value = _linked(part, homes)
 
 
 def _prepare(part: griffe.Class, error: bool) -> None:
-    """Hide constructors that only the package calls, and say an error's exit status."""
+    """Hide a constructor that only the package calls, and add an error's exit status to its docstring."""
     doc = part.docstring.value if part.docstring else ""
     if "dataclass" not in part.labels and ("Args:" not in doc or "core:" in doc):
         part.members.pop("__init__", None)
@@ -176,7 +177,7 @@ def _objects(top: griffe.Object) -> Iterator[griffe.Object]:
 
 
 def _linked(part: griffe.Object, homes: Mapping[str, str]) -> str:
-    """Return a docstring as Markdown; names of its own class, and public ones, become links."""
+    """Convert a docstring to Markdown; link public names, and names of the docstring's own class."""
     scope = part if part.is_class or part.parent is None else part.parent
 
     def link(match: re.Match[str]) -> str:
@@ -195,7 +196,7 @@ def _linked(part: griffe.Object, homes: Mapping[str, str]) -> str:
 
 
 class _Scan(HTMLParser):
-    """Collects the links, the loaded files and the anchors of a page."""
+    """Collects a page's links, anchors and addresses of loaded files."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -205,7 +206,7 @@ class _Scan(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note what a tag refers to."""
+        """Record the addresses and anchors of a tag."""
         values = {name: value or "" for name, value in attrs}
         self.anchors |= {values[name] for name in ("id", "name") if name in values}
         if "href" in values:
@@ -213,11 +214,11 @@ class _Scan(HTMLParser):
         if "src" in values:
             self.loaded.append(values["src"])
         if tag == "source" and "srcset" in values:
-            self.loaded += [one.split()[0] for one in values["srcset"].split(",")]
+            self.loaded += [candidate.split()[0] for candidate in values["srcset"].split(",")]
 
 
 def on_post_build(*, config: MkDocsConfig) -> None:
-    """Check every link, image and anchor of the built pages, those in raw HTML too."""
+    """Check every link, image and anchor of the built pages, including those in raw HTML."""
     site = Path(config.site_dir)
     scans = {path: _Scan(path.read_text(encoding="utf-8")) for path in site.rglob("*.html") if path.name != "404.html"}
     for path, scan in scans.items():

@@ -1,7 +1,7 @@
-"""Write ``docs/design/modules.md``: every module of the package with the first line of its docstring.
+"""Write ``docs/design/modules.md``, which lists every module with the first line of its docstring.
 
 python tools/make_module_index.py           # write it
-python tools/make_module_index.py --check   # only report whether it is current
+python tools/make_module_index.py --check   # only check that it is up to date
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ OUTPUT = ROOT / "docs" / "design" / "modules.md"
 HEAD = """# Every module, in one line each
 
 Search this page for the thing that you want to change. The lines are the first lines of the modules' docstrings.
-`python tools/make_module_index.py` writes the page, and a test fails where it is not current.
+`python tools/make_module_index.py` writes the page, and a test fails if it is out of date.
 [ARCHITECTURE](../../ARCHITECTURE.md) explains the packages.
 """
 ROLE = re.compile(r":\w+:`[.~!]?([^`]+)`")
 
 
 def main() -> int:
-    """Write the page, or compare it."""
+    """Write the page, or check it; return 1 if it is out of date."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 where it would change")
     text = page(PACKAGE)
@@ -42,18 +42,18 @@ def main() -> int:
 
 
 def page(package: Path) -> str:
-    """Return the whole page."""
+    """Return the content of the page."""
     return "\n".join([HEAD, *(chapter(folder, package) for folder in folders(package))])
 
 
 def folders(package: Path) -> Iterator[Path]:
-    """Yield the package and its subpackages that hold modules, by path."""
+    """Yield the package, then its subpackages in the order of their paths."""
     yield package
     yield from sorted({path.parent for path in package.rglob("*.py")} - {package})
 
 
 def chapter(folder: Path, package: Path) -> str:
-    """Return one folder's part of the page."""
+    """Return the section of the page for one folder."""
     init = folder / "__init__.py"
     lines = [f"## {folder.relative_to(package.parent)}", ""]
     if init.is_file():

@@ -1,13 +1,13 @@
-"""Make the bundled task set ``quickstart``: measure what is written by hand in ``tools/quickstart``.
+"""Generate the bundled task set ``quickstart`` from ``tools/quickstart``, with measured test lists.
 
-Written by hand, one TOML file per project: the sdist (name, version, sha256), and for each task its patches, the tests
-to run and the issue's text. Measured here, with the product itself (an image per task, the grader's own runner): which
-tests fail without the reference and pass with it (FAIL_TO_PASS), and which pass both ways (PASS_TO_PASS), on several
-interpreters and several times. A test whose outcome differs between them is left out, and the reason is recorded in
-``tools/quickstart/measured.json``, from which ``docs/quickstart-tasks.md`` is written too.
+``tools/quickstart`` has a handwritten TOML file per project: the sdist (name, version, sha256), and for each task its
+patches, the tests to run and the issue's text. This tool builds an image per task and interpreter, and runs the tests
+several times with the grader's own runner. Tests that fail without the reference and pass with it become FAIL_TO_PASS.
+Tests that pass both ways become PASS_TO_PASS. A test whose outcome differs between runs is left out, and the reason is
+recorded in ``tools/quickstart/measured.json``. ``docs/quickstart-tasks.md`` is generated from these records.
 
-    python tools/make_quickstart_tasks.py                      # everything, on CPython 3.11, 3.12 and 3.13
-    python tools/make_quickstart_tasks.py --only 'pallets__*'  # some tasks; the other rows stay
+    python tools/make_quickstart_tasks.py                      # all tasks, on CPython 3.11, 3.12 and 3.13
+    python tools/make_quickstart_tasks.py --only 'pallets__*'  # some tasks; the other rows are unchanged
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ PYTHONS = ("3.11", "3.12", "3.13")
 RUNS = 3
 LICENCES = frozenset({"MIT", "BSD-2-Clause", "BSD-3-Clause", "Apache-2.0"})
 UNMEASURED = ("not measured yet",)
-"""Stands for FAIL_TO_PASS until it is known; it names no file, so that nothing is hidden while it is measured."""
+"""Placeholder for FAIL_TO_PASS until it is measured; it names no file, so no test file is hidden from the runs."""
 
 Row = dict[str, object]
 Measure = Callable[[Task, str, bool, Sequence[str]], Measurement]
-"""Runs the tests of a task: the task, the Python version, whether the reference is applied, the tests to run."""
+"""Runs tests once; called with the task, the Python version, whether to apply the reference, and the tests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A task as it is written by hand.
+    """A handwritten task, whose test lists are not measured yet.
 
     Attributes:
         task: the task, without its measured lists.
-        tests: what pytest is given: files and directories.
+        tests: files and directories to pass to pytest.
         project: the project's name.
-        licence: its licence, as an SPDX identifier.
-        summary: what is wrong, in half a sentence, for the documentation.
-        origin: where a real fix comes from; empty for a made bug.
+        licence: the SPDX identifier of the project's licence.
+        summary: the bug in half a sentence, for the documentation.
+        origin: source of a real fix; empty for a bug made for this set.
     """
 
     task: Task
@@ -68,14 +68,14 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Lists:
-    """What was measured of one task.
+    """The measured test lists of one task.
 
     Attributes:
-        fail_to_pass: as in Task.
-        pass_to_pass: as in Task.
-        excluded: tests in neither list, each with the reason.
-        seconds: the longest run of the tests.
-        versions: of Python and pytest in the runs.
+        fail_to_pass: tests that fail without the reference and pass with it.
+        pass_to_pass: tests that pass with and without the reference.
+        excluded: (test, reason) for each test in neither list.
+        seconds: duration of the longest run.
+        versions: versions of Python and pytest in the runs.
     """
 
     fail_to_pass: tuple[str, ...]
@@ -86,10 +86,10 @@ class Lists:
 
 
 def read_drafts(directory: Path) -> tuple[Draft, ...]:
-    """Read the hand-written part, sorted by project.
+    """Read the handwritten tasks, sorted by project.
 
     Raises:
-        MiniSandboxError: a task in it is not one.
+        MiniSandboxError: a task is invalid.
         OSError: a file is missing.
     """
     common = tomllib.loads((directory / "common.toml").read_text(encoding="utf-8"))
@@ -102,7 +102,7 @@ def read_drafts(directory: Path) -> tuple[Draft, ...]:
 
 
 def _draft(entry: dict[str, object], project: dict[str, str], common: dict[str, object], directory: Path) -> Draft:
-    """Make one draft; everything that is checked in a task file is checked here."""
+    """Create a draft from its TOML entry, with the same checks as for a row of a task file."""
     texts = {key: value for key, value in entry.items() if isinstance(value, str)}
     patch = texts["bug" if texts["form"] == "swesmith" else "fix"]
     row: Row = {
@@ -148,17 +148,17 @@ def measure_task(draft: Draft, run: Measure, *, pythons: Sequence[str], runs: in
     """Run a draft's tests with and without the reference, on every interpreter, several times.
 
     Raises:
-        SystemExit: a run cannot be believed, or no test goes from failing to passing.
+        SystemExit: a run's results cannot be trusted, or no test fails without the reference and passes with it.
     """
     solved: list[Measurement] = []
     unsolved: list[Measurement] = []
     for python in pythons:
         for _ in range(runs):
             for reference, results in ((True, solved), (False, unsolved)):
-                one = run(draft.task, python, reference, draft.tests)
-                if not one.believed:
-                    raise SystemExit(f"{draft.task.instance_id} on {python}: {one.detail}\n{one.log}")
-                results.append(one)
+                measurement = run(draft.task, python, reference, draft.tests)
+                if not measurement.believed:
+                    raise SystemExit(f"{draft.task.instance_id} on {python}: {measurement.detail}\n{measurement.log}")
+                results.append(measurement)
     fail_to_pass, pass_to_pass = derive_test_lists(solved, unsolved)
     if not fail_to_pass:
         raise SystemExit(f"{draft.task.instance_id}: no test fails without the reference and passes with it")
@@ -166,49 +166,49 @@ def measure_task(draft: Draft, run: Measure, *, pythons: Sequence[str], runs: in
         fail_to_pass,
         pass_to_pass,
         tuple(_excluded(solved, unsolved, {*fail_to_pass, *pass_to_pass})),
-        max(one.duration for one in solved + unsolved),
-        tuple(dict.fromkeys(one.versions for one in solved)),
+        max(measurement.duration for measurement in solved + unsolved),
+        tuple(dict.fromkeys(measurement.versions for measurement in solved)),
     )
 
 
 def _excluded(
     solved: Sequence[Measurement], unsolved: Sequence[Measurement], listed: set[str]
 ) -> Iterable[tuple[str, str]]:
-    """Yield every test that is in neither list, with what it did."""
-    seen = dict.fromkeys(test for one in (*solved, *unsolved) for test, _ in one.outcomes)
-    for test in seen:
+    """Yield each test that is in neither list, with its outcomes."""
+    tests = dict.fromkeys(test for measurement in (*solved, *unsolved) for test, _ in measurement.outcomes)
+    for test in tests:
         if test not in listed:
             after, before = (_words(test, results) for results in (solved, unsolved))
             yield test, after if after == before else f"{after} with the reference, {before} without"
 
 
 def _words(test: str, results: Sequence[Measurement]) -> str:
-    """Say what a test did: one word, or each word with the versions it was seen on."""
-    seen: dict[str, list[str]] = {}
-    for one in results:
-        versions = seen.setdefault(dict(one.outcomes).get(test, "missing"), [])
-        if one.versions not in versions:
-            versions.append(one.versions)
-    if len(seen) == 1:
-        return next(iter(seen))
-    return ", ".join(f"{word} on {' and '.join(versions)}" for word, versions in seen.items())
+    """Describe a test's outcomes: the outcome of all runs, or each outcome with its versions."""
+    versions_of: dict[str, list[str]] = {}
+    for measurement in results:
+        versions = versions_of.setdefault(dict(measurement.outcomes).get(test, "missing"), [])
+        if measurement.versions not in versions:
+            versions.append(measurement.versions)
+    if len(versions_of) == 1:
+        return next(iter(versions_of))
+    return ", ".join(f"{outcome} on {' and '.join(versions)}" for outcome, versions in versions_of.items())
 
 
 class Product:
-    """Measures with the product: an image of the task for each interpreter, and the grader's runner.
+    """Measures tests in sandboxes, with an image per task and interpreter, and the grader's runner.
 
     Args:
-        store: where images are built.
+        store: the store for the images.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def __call__(self, task: Task, python: str, reference: bool, tests: Sequence[str]) -> Measurement:
-        """Run a task's tests once; see ``Measure``."""
+        """Run a task's tests once; see :data:`Measure`."""
         assert isinstance(task.build, PythonRecipe)
-        other = dataclasses.replace(task, build=dataclasses.replace(task.build, python=python))
-        image = build(other.recipe(), store=self._store, name=f"{task.instance_id}-py{python}")
+        variant = dataclasses.replace(task, build=dataclasses.replace(task.build, python=python))
+        image = build(variant.recipe(), store=self._store, name=f"{task.instance_id}-py{python}")
         return measure(task, image, reference=reference, files=tests)
 
 
@@ -216,7 +216,7 @@ class Product:
 
 
 def record(lists: Lists) -> Row:
-    """Return what ``measured.json`` keeps of one task."""
+    """Return the record of one task for ``measured.json``."""
     return {
         "seconds": round(lists.seconds, 2),
         "versions": list(lists.versions),
@@ -227,7 +227,7 @@ def record(lists: Lists) -> Row:
 
 
 def write_docs(drafts: Sequence[Draft], records: dict[str, Row], path: Path) -> None:
-    """Write the page that describes the set."""
+    """Write the page that describes the task set."""
     lines = [
         "# The task set `quickstart`",
         "",
@@ -245,11 +245,11 @@ def write_docs(drafts: Sequence[Draft], records: dict[str, Row], path: Path) -> 
         "|---|---|---|---:|---:|---:|---:|",
     ]
     for draft in drafts:
-        kept = records[draft.task.instance_id]
-        excluded = kept["excluded"]
+        row = records[draft.task.instance_id]
+        excluded = row["excluded"]
         lines.append(
-            f"| `{draft.task.instance_id}` | {draft.task.form} | {draft.summary} | {kept['fail_to_pass']} "
-            f"| {kept['pass_to_pass']} | {len(excluded) if isinstance(excluded, dict) else 0} | {kept['seconds']} |"
+            f"| `{draft.task.instance_id}` | {draft.task.form} | {draft.summary} | {row['fail_to_pass']} "
+            f"| {row['pass_to_pass']} | {len(excluded) if isinstance(excluded, dict) else 0} | {row['seconds']} |"
         )
     lines += ["", "Seconds: the slowest run of the tests, on a machine with two busy cores.", ""]
     path.write_text("\n".join([*lines, *_projects(drafts), *_left_out(drafts, records)]), encoding="utf-8")
@@ -257,13 +257,13 @@ def write_docs(drafts: Sequence[Draft], records: dict[str, Row], path: Path) -> 
 
 def _projects(drafts: Sequence[Draft]) -> list[str]:
     lines = ["## Projects", "", "| project | version | licence | repository | fixes |", "|---|---|---|---|---|"]
-    rows: dict[str, list[Draft]] = {}
+    drafts_of: dict[str, list[Draft]] = {}
     for draft in drafts:
-        rows.setdefault(draft.project, []).append(draft)
-    for project, its in rows.items():
-        origins = ", ".join(sorted({draft.origin for draft in its if draft.origin})) or "-"
-        task = its[0].task
-        lines.append(f"| {project} | {task.version} | {its[0].licence} | `{task.repo}` | {origins} |")
+        drafts_of.setdefault(draft.project, []).append(draft)
+    for project, project_drafts in drafts_of.items():
+        origins = ", ".join(sorted({draft.origin for draft in project_drafts if draft.origin})) or "-"
+        task = project_drafts[0].task
+        lines.append(f"| {project} | {task.version} | {project_drafts[0].licence} | `{task.repo}` | {origins} |")
     return [*lines, ""]
 
 
@@ -279,7 +279,7 @@ def _left_out(drafts: Sequence[Draft], records: dict[str, Row]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, and write the set, the record and the page."""
+    """Measure the tasks, and write the task set, the records and the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", metavar="GLOB", default="*", help="measure these tasks only; other rows stay")
     parser.add_argument("--python", action="append", metavar="VERSION", help=f"interpreters; default {PYTHONS}")
@@ -296,7 +296,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def generate(run: Measure, *, only: str, pythons: Sequence[str], runs: int) -> None:
-    """Measure the chosen tasks, and write everything after each, so that nothing finished is lost.
+    """Measure the selected tasks, and write all files after each task, so that an interruption loses no results.
 
     Raises:
         SystemExit: see :func:`measure_task`.
@@ -315,12 +315,12 @@ def generate(run: Measure, *, only: str, pythons: Sequence[str], runs: int) -> N
                 f"{len(lists.excluded)} left out, {lists.seconds:.2f} s",
                 flush=True,
             )
-        ready = [one for one in drafts if one.task.instance_id in tasks]
-        names = [one.task.instance_id for one in ready]
+        ready = [draft for draft in drafts if draft.task.instance_id in tasks]
+        names = [draft.task.instance_id for draft in ready]
         OUTPUT.write_text(TaskSet(tasks[name] for name in names).to_jsonl(), encoding="utf-8")
-        kept = {name: records[name] for name in names}
-        MEASURED.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        write_docs(ready, kept, DOCS)
+        ready_records = {name: records[name] for name in names}
+        MEASURED.write_text(json.dumps(ready_records, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_docs(ready, ready_records, DOCS)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Derive the synchronous handles from the asynchronous ones: ``src/minisandbox/sandbox/_async`` to ``_sync``.
+"""Generate the synchronous handles (``sandbox/_sync``) from the asynchronous handles (``sandbox/_async``).
 
     PYTHONPATH=src python tools/make_sync.py
 
-The colours differ in keywords, names and a few phrases of docstrings. What differs in substance is written twice, in
-``io_async.py`` and ``io_sync.py``. A test compares the committed files with what this makes.
+The versions differ in keywords, names and a few phrases of docstrings. Code that differs in other ways is written by
+hand in ``io_async.py`` and ``io_sync.py``. A test compares the committed files with the output of this tool.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ NOTICE = "# Generated from {source} by tools/make_sync.py: change that file, the
 
 
 def derive(source: str) -> str:
-    """Return the synchronous form of a module.
+    """Return the synchronous version of a module.
 
     Args:
         source: text of the asynchronous module.
@@ -63,20 +63,20 @@ def derive(source: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Replace what names or describes the asynchronous colour."""
-    for phrase, other in PHRASES.items():
-        text = text.replace(phrase, other)
+    """Replace the names and phrases of the asynchronous version."""
+    for phrase, replacement in PHRASES.items():
+        text = text.replace(phrase, replacement)
     return re.sub(r"\b\w+\b", lambda word: NAMES.get(word[0], word[0]), text)
 
 
 def modules() -> dict[Path, str]:
-    """Return the synchronous modules by their paths."""
-    made = {}
+    """Return the content of each synchronous module by its path."""
+    contents = {}
     for path in sorted((SANDBOX / "_async").glob("*.py")):
         if path.name != "__init__.py":
             notice = NOTICE.format(source=f"_async/{path.name}")
-            made[SANDBOX / "_sync" / path.name] = notice + derive(path.read_text(encoding="utf-8"))
-    return made
+            contents[SANDBOX / "_sync" / path.name] = notice + derive(path.read_text(encoding="utf-8"))
+    return contents
 
 
 def main() -> None:

@@ -1,11 +1,11 @@
-"""Write the tables of ``docs/validation.md`` from run directories; the text around them stays.
+"""Write the tables of ``docs/validation.md`` from run directories, and keep the text around them.
 
     python -m tools.make_validation_page [VALIDATION... --rows FILE...] [--parity DIR]
 
 VALIDATION is a directory of ``minisandbox validate -o``. FILE has the rows of the data set; a row with the column
-``validation`` was validated elsewhere and should be valid here. ``--parity`` takes a directory of
-``benchmarks/verdict_parity.py``. Tables lie between lines ``<!-- NAME: made -->`` and ``<!-- NAME: end -->``. The text
-has to explain every row with an unexpected verdict; otherwise the exit status is 1.
+``validation`` was validated elsewhere and should be valid here. ``--parity`` takes an output
+directory of ``benchmarks/verdict_parity.py``. Each table is between the lines ``<!-- NAME: made -->`` and
+``<!-- NAME: end -->``. The text must name every row with an unexpected verdict; otherwise the exit status is 1.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main() -> int:
     parser.add_argument("--parity", type=Path, help="a directory of benchmarks/verdict_parity.py")
     parser.add_argument("--page", type=Path, default=OUTPUT, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    page, silent = options.page.read_text(), list[str]()
+    page, unexplained_rows = options.page.read_text(), list[str]()
     if options.parity is not None:
         page = with_part(page, "parity", (options.parity / "report.md").read_text())
     if options.validation:
@@ -40,17 +40,17 @@ def main() -> int:
         rows = [json.loads(line) for file in options.rows for line in file.read_text().splitlines() if line.strip()]
         expected = expectations(rows)
         page = with_part(page, "validation", "\n\n".join(validation_part(report, expected) for report in reports))
-        results = [one for report in reports for one in report["results"]]
-        missing = [row for row in expected if row not in {one["instance_id"] for one in results}]
-        silent = unexplained(page, [*exceptions(results, expected), *missing])
+        results = [result for report in reports for result in report["results"]]
+        missing = [row for row in expected if row not in {result["instance_id"] for result in results}]
+        unexplained_rows = unexplained(page, [*exceptions(results, expected), *missing])
     options.page.write_text(page)
-    for row in silent:
+    for row in unexplained_rows:
         print(f"{row}: unexpected verdict; {options.page.name} does not explain it", file=sys.stderr)
-    return 1 if silent else 0
+    return 1 if unexplained_rows else 0
 
 
 def expectations(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the expected verdict of each row by its id; empty if the data has none."""
+    """Return the expected verdict of each row by its id; an empty string if it is unknown."""
     return {row["instance_id"]: "valid" if row.get("validation") else "" for row in rows}
 
 
@@ -65,21 +65,21 @@ def validation_part(report: Mapping[str, Any], expected: Mapping[str, str]) -> s
         "| row | interpreter | build, s | unique, MB | shared, MB | validate, s | verdict | expected |",
         "|---|---|--:|--:|--:|--:|---|---|",
     ]
-    lines += [_line(one, expected.get(one["instance_id"], "")) for one in report["results"]]
+    lines += [_line(result, expected.get(result["instance_id"], "")) for result in report["results"]]
     return "\n".join([*lines, "", _totals(report, expected), ""])
 
 
-def _line(one: Mapping[str, Any], expected: str) -> str:
-    measured = one["measured"]
-    verdict = one["verdict"] + (f": {one['cause']}" if one["cause"] else "")
+def _line(result: Mapping[str, Any], expected: str) -> str:
+    measured = result["measured"]
+    verdict = result["verdict"] + (f": {result['cause']}" if result["cause"] else "")
     cells = (
-        one["instance_id"],
-        one["python"],
+        result["instance_id"],
+        result["python"],
         f"{measured['build_seconds']:.1f}",
         f"{measured['unique_bytes'] / MB:.1f}",
         f"{measured['shared_bytes'] / MB:.1f}",
         f"{measured['validate_seconds']:.1f}",
-        verdict if not expected or one["verdict"] == expected else f"**{verdict}**",
+        verdict if not expected or result["verdict"] == expected else f"**{verdict}**",
         expected,
     )
     return f"| {' | '.join(cells)} |"
@@ -87,10 +87,10 @@ def _line(one: Mapping[str, Any], expected: str) -> str:
 
 def _totals(report: Mapping[str, Any], expected: Mapping[str, str]) -> str:
     measured, counts = report["measured"], report["counts"]
-    should = sum(expected.get(one["instance_id"]) == "valid" for one in report["results"])
+    valid_count = sum(expected.get(result["instance_id"]) == "valid" for result in report["results"])
     return (
         f"{counts.get('valid', 0)} of {report['tasks']} rows are valid, {counts.get('invalid', 0)} are invalid, "
-        f"{counts.get('error', 0)} failed for an infrastructure reason. {should} should be valid. The images take "
+        f"{counts.get('error', 0)} failed for an infrastructure reason. {valid_count} should be valid. The images take "
         f"{measured['layer_bytes'] / MB:.0f} MB, each layer counted once, and {measured['build_seconds']:.0f} s to "
         f"build. Validation took {measured['validate_seconds']:.0f} s, summed over the rows."
     )
@@ -99,16 +99,16 @@ def _totals(report: Mapping[str, Any], expected: Mapping[str, str]) -> str:
 def exceptions(results: Iterable[Mapping[str, Any]], expected: Mapping[str, str]) -> list[str]:
     """Return the ids of results with an unexpected verdict."""
     return [
-        one["instance_id"]
-        for one in results
-        if (word := expected.get(one["instance_id"], "")) and one["verdict"] != word
+        result["instance_id"]
+        for result in results
+        if (verdict := expected.get(result["instance_id"], "")) and result["verdict"] != verdict
     ]
 
 
 def unexplained(page: str, rows: Sequence[str]) -> list[str]:
     """Return the rows that the text outside the tables does not name."""
-    written = re.sub(r"<!-- (\w+): made -->.*?<!-- \1: end -->", "", page, flags=re.DOTALL)
-    return [row for row in rows if row not in written]
+    handwritten = re.sub(r"<!-- (\w+): made -->.*?<!-- \1: end -->", "", page, flags=re.DOTALL)
+    return [row for row in rows if row not in handwritten]
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
     python -m tools.record_terminal docs/assets/quickstart.svg --show 'minisandbox quickstart' -- minisandbox quickstart
 
-Pauses longer than ``--pause`` seconds are shortened. The picture works without scripts, in light and dark. A reader who
-asks for reduced motion sees the last screen. It understands what our commands print: lines, a line that is rewritten
-(carriage return, erase to the end), bold and green.
+Pauses longer than ``--pause`` seconds are shortened. The SVG needs no scripts, and follows the reader's light or dark
+theme. If the reader prefers reduced motion, it shows only the last screen. The output may contain rewritten lines
+(carriage return, erase to the end), bold and green, but no other escape sequences.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 COLUMNS, ROWS = 126, 24
-LINE, CHARACTER, MARGIN = 18, 7.8, 14  # pixels
-TAIL = 6.0  # seconds that the last screen stays
+LINE, CHARACTER, MARGIN = 18, 7.8, 14
+"""Height of a line, width of a character, and width of the margin, in pixels."""
+TAIL = 6.0
+"""Seconds for which the last screen is shown."""
 STYLE = """
 .page { fill: #ffffff; stroke: #d0d7de; }
 text { font: 13px ui-monospace, "DejaVu Sans Mono", Consolas, monospace; fill: #1f2328; white-space: pre; }
@@ -52,7 +54,7 @@ def main() -> int:
 
 
 def record(command: Sequence[str]) -> tuple[int, list[Event]]:
-    """Return a command's exit status, and its output with the seconds since its start."""
+    """Run a command; return its exit status, and its output with the seconds since its start."""
     pid, master = pty.fork()
     if pid == 0:
         os.execvpe(command[0], list(command), {**os.environ, "TERM": "xterm-256color"})
@@ -66,12 +68,12 @@ def record(command: Sequence[str]) -> tuple[int, list[Event]]:
 def _read(master: int) -> bytes:
     try:
         return os.read(master, 1 << 16)
-    except OSError:  # EIO: the command has ended
+    except OSError:  # EIO: the command has exited
         return b""
 
 
 def paced(events: Iterable[Event], pause: float) -> list[Event]:
-    """Return events with long pauses shortened; those of the same moment become one."""
+    """Shorten long pauses between events, and merge events less than 0.05 s apart."""
     result, now, last = list[Event](), 0.0, 0.0
     for at, text in events:
         now, last, step = now + min(at - last, pause), at, at - last
@@ -83,13 +85,13 @@ def paced(events: Iterable[Event], pause: float) -> list[Event]:
 
 
 def screens(events: Iterable[Event]) -> list[tuple[float, list[str]]]:
-    """Return the lines on the screen after each event; lines keep their escape sequences for colours."""
+    """Return the lines on the screen after each event, with their escape sequences for colours."""
     lines, result = [""], list[tuple[float, list[str]]]()
     for at, text in events:
         for part in re.split(r"(\r?\n|\r|\x1b\[K)", text):
             if part in ("\n", "\r\n"):
                 lines.append("")
-            elif part in ("\r", "\x1b[K"):  # our commands erase a line that they rewrite
+            elif part in ("\r", "\x1b[K"):  # our commands rewrite whole lines
                 lines[-1] = ""
             else:
                 lines[-1] += part
@@ -98,7 +100,7 @@ def screens(events: Iterable[Event]) -> list[tuple[float, list[str]]]:
 
 
 def picture(command: str, events: list[Event]) -> str:
-    """Return the animation."""
+    """Return the animated SVG of a recording."""
     frames = [(0.0, [f"$ {command}"])]
     frames += [(0.8 + at, [f"$ {command}", *lines][-ROWS:]) for at, lines in screens(events)]
     total = frames[-1][0] + TAIL
@@ -129,7 +131,7 @@ def _visible(begin: float, end: float) -> str:
 
 
 def _spans(line: str) -> str:
-    """Return a line as SVG text; bold and green become classes."""
+    """Convert a line to SVG text, with CSS classes for bold and green."""
     result, kind, room = "", "", COLUMNS
     for part in re.split(r"(\x1b\[[\d;]*m)", line):
         if part.startswith("\x1b["):

@@ -1,12 +1,12 @@
-"""Run tests on other kernels, in virtual machines: `make test-kernels` calls it.
+"""Run tests on other kernels in virtual machines, for ``make test-kernels``.
 
     python -m tools.kernels [--users root tester] [--tests ...] [--bombs N] SERIES...
     python -m tools.kernels --network --command 'minisandbox quickstart' SERIES...
 
-SERIES is a kernel's version without its last number: Debian 12 has 6.1 and 6.12. The machine has Debian 12, two
-processors, control groups of version 2 and, without --network, no network. QEMU emulates the processors: no access to
-KVM is needed. Tests run as root and as an ordinary user. Everything made lies in one directory, $KERNELS_CACHE, and is
-made again when what it is made of changes. Exit status: 0, or pytest's first that is not.
+SERIES is a kernel version without its last number; Debian 12 has 6.1 and 6.12. The virtual machine has Debian 12, two
+processors, control groups of version 2 and, without --network, no network. QEMU emulates the processors, so KVM is not
+needed. Tests run as root and as an ordinary user. All files are in the directory $KERNELS_CACHE, and are rebuilt when
+their inputs change. The exit status is 0, or the first status of pytest that is not 0.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ TESTS = (
     "tests/kernel/test_build.py::test_environment_is_captured_and_the_hosts_is_not",
     "tests/conformance/test_conformance.py",
 )
-"""What depends most on the kernel, and a few builds: all builds and grading would take hours in an emulator.
+"""The tests that depend most on the kernel, and a few builds. All tests would take hours in an emulator.
 
 The emulator runs 20 to 30 tests a minute, so these take about ten minutes for each kernel and user.
 """
 TOPICS = ("changes", "ending", "lifetimes", "snapshots", "trees", "users")
-"""Topics of the conformance suite to run, for the synchronous sandbox alone: those of its files and its ends."""
+"""Topics of the conformance suite to run, only with the synchronous sandbox: its files, users and end."""
 SLOW = (
     "too_many_snapshots_one_over_the_other", "path_too_long_for_an_answer", "sigkill_at_any_moment_of_creation",
     "trees-many_files",
 )  # fmt: skip
-"""Parts of names of tests that take a minute or more each in the emulator; the kernel matters little to them."""
+"""Parts of the names of tests that take a minute or more in the emulator and depend little on the kernel."""
 CHOSEN = " or ".join(["not test_conformance", *(f"[sync-{topic}-" for topic in TOPICS)])
 SELECTION = f"({CHOSEN}) and not ({' or '.join(SLOW)})"
 USERS = ("root", disks.USER)
@@ -67,10 +67,10 @@ PYTHON = "/opt/venv/bin/python"
 
 
 def default_cache() -> Path:
-    """Return the directory for everything that is made."""
-    named = os.environ.get("KERNELS_CACHE")
+    """Return the default directory for disks, downloads and logs."""
+    configured = os.environ.get("KERNELS_CACHE")
     user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(named) if named else user / "minisandbox-kernels"
+    return Path(configured) if configured else user / "minisandbox-kernels"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""The disks of the virtual machine: Debian with what the tests need, a kernel, and the checkout."""
+"""Build the disks of the virtual machine: the root file system, a kernel's modules, and the checkout."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _DRIVERS = ("virtio_pci", "virtio_blk", "ext4")
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A kernel that can be booted.
+    """A bootable kernel.
 
     Attributes:
-        package: Debian's name of it.
-        directory: holds ``vmlinuz``, ``initrd.gz`` and ``modules.ext4``.
+        package: the name of the Debian package.
+        directory: the directory with ``vmlinuz``, ``initrd.gz`` and ``modules.ext4``.
     """
 
     package: str
@@ -48,7 +48,7 @@ class Kernel:
 
 
 def remove_unfinished(cache: Path) -> None:
-    """Remove what an interrupted run was building; nobody else may be building."""
+    """Remove the unfinished files of interrupted runs; the caller must hold the cache's lock."""
     for path in cache.glob(f"{_BUILDING}*"):
         shutil.rmtree(path)
 
@@ -77,7 +77,7 @@ def _key(*parts: str) -> str:
 
 
 def root_disk(cache: Path, archive: Archive) -> Path:
-    """Return the disk of the root file system; make it if what it is made of has changed."""
+    """Return the disk with the root file system; rebuild it if its inputs have changed."""
     locks = [(PROJECT / name).read_text() for name in LOCKS]
     steps = [inspect.getsource(step) for step in (_install_debian, _install_python)]
     disk = cache / f"root-{_key(*PACKAGES, *TEST_TOOLS, *steps, *locks)}.ext4"
@@ -96,7 +96,7 @@ def root_disk(cache: Path, archive: Archive) -> Path:
 
 
 def _install_debian(root: Path, downloads: Path, archive: Archive) -> None:
-    """Install Debian, in a mount namespace: debootstrap(8) mounts /proc, and leaves it where it is interrupted."""
+    """Install Debian in a mount namespace, because an interrupted debootstrap(8) leaves /proc mounted."""
     downloads.mkdir(exist_ok=True)
     command: list[str | Path] = [
         "unshare", "--mount", "debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}",
@@ -124,9 +124,9 @@ def kernel(cache: Path, archive: Archive, series: str) -> Kernel:
     """Return the newest kernel of a series; download it if it is new."""
     package = archive.newest_kernel(series)
     key = _key(inspect.getsource(_make_initrd), (HERE / "initrd-init").read_text())
-    made = Kernel(package, cache / f"{package}-{key}")
-    if made.directory.exists():
-        return made
+    cached = Kernel(package, cache / f"{package}-{key}")
+    if cached.directory.exists():
+        return cached
     print(f"downloading {package}", flush=True)
     with _building(cache) as work:
         tree, result = work / "tree", work / "kernel"
@@ -140,12 +140,12 @@ def kernel(cache: Path, archive: Archive, series: str) -> Kernel:
         _make_disk(tree / "lib/modules", result / "modules.ext4", 256 << 20)
         for old in cache.glob(f"linux-image-{series}.*-cloud-amd64-*"):
             shutil.rmtree(old)
-        result.rename(made.directory)
-    return made
+        result.rename(cached.directory)
+    return cached
 
 
 def _make_initrd(tree: Path, release: str, directory: Path, initrd: Path) -> None:
-    """Write an archive with busybox, the drivers of disks, and a script that mounts them."""
+    """Write an initramfs with busybox, the disk drivers, and a script that mounts the disks."""
     for name in ("bin", "dev", "modules", "proc", "root", "sys"):
         (directory / name).mkdir(parents=True)
     busybox = shutil.which("busybox")
@@ -163,34 +163,34 @@ def _make_initrd(tree: Path, release: str, directory: Path, initrd: Path) -> Non
 
 
 def _drivers(tree: Path, release: str) -> list[Path]:
-    """Return the modules of the disks' drivers, in the order in which they can be loaded; none that are built in."""
-    found: dict[Path, None] = {}
+    """Return the module files of the disk drivers in the order of loading, without built-in drivers."""
+    modules: dict[Path, None] = {}
     for driver in _DRIVERS:
         show = ["modprobe", "-d", str(tree), "-S", release, "--show-depends", driver]
         rows = (line.split() for line in subprocess.check_output(show, text=True).splitlines())
-        found.update((Path(row[1]), None) for row in rows if row[0] == "insmod")
-    return list(found)
+        modules.update((Path(row[1]), None) for row in rows if row[0] == "insmod")
+    return list(modules)
 
 
 @contextlib.contextmanager
 def checkout_disk(cache: Path, settings: Mapping[str, Sequence[str]]) -> Iterator[Path]:
-    """Make a disk with the files of the working tree that git knows or does not ignore.
+    """Create a disk with the files of the working tree, except those that git ignores; remove it afterwards.
 
     Args:
-        cache: where it lies meanwhile.
-        settings: arrays of words for ``guest-init``.
+        cache: the directory in which to create the disk.
+        settings: arrays for the shell script ``guest-init``, by variable name.
     """
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.check_output(listed, cwd=PROJECT, text=True).split("\0")
     with _building(cache) as work:
         tree = work / "checkout"
         for name in names:
-            if name and (PROJECT / name).is_file():  # it may be deleted in the working tree
+            if name and (PROJECT / name).is_file():  # git also lists deleted files
                 (tree / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(PROJECT / name, tree / name, follow_symlinks=False)
         text = "".join(f"{name}=({shlex.join(words)})\n" for name, words in settings.items())
         (tree / "settings.sh").write_text(text)
-        if _CERTIFICATES.is_file():  # of this machine: a company's own among them
+        if _CERTIFICATES.is_file():  # it may contain a company's own authority
             shutil.copy(_CERTIFICATES, tree)
         _make_disk(tree, work / "checkout.ext4", 256 << 20)
         yield work / "checkout.ext4"

@@ -1,4 +1,4 @@
-"""A virtual machine that runs tests and ends: QEMU, with disks that forget what is written to them."""
+"""Run tests in a QEMU virtual machine, whose disks discard all writes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tools.kernels.disks import Kernel
 PROCESSORS = 2
 MEMORY = "3G"
 _CONSOLE_LINES = 20
-"""Lines of the kernel's console to show where the machine ended without a word."""
+"""Number of console lines to show if the machine exits without test results."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How the tests of a machine ended.
+    """The results of the tests in a machine.
 
     Attributes:
-        statuses: pytest's exit status, by user; a user whose tests did not end is missing.
-        last_lines: the last line that each user's tests printed: with pytest its counts.
-        console: what the kernel wrote to its console last.
+        statuses: pytest's exit status, by user; a user whose tests did not finish is missing.
+        last_lines: the last line of each user's output, in which pytest counts the tests.
+        console: the last lines of the kernel's console.
     """
 
     statuses: dict[str, int]
@@ -33,15 +33,15 @@ class Ended:
 
 
 def run(kernel: Kernel, root: Path, checkout: Path, console: Path, seconds: float, *, network: bool = False) -> Ended:
-    """Boot a machine, print what its tests print, and wait for its end.
+    """Boot a machine, print the output of its tests, and wait until it exits.
 
     Args:
-        kernel: what to boot.
+        kernel: the kernel to boot.
         root: the disk of the root file system.
         checkout: the disk of the checkout, with the settings of ``guest-init``.
-        console: file for the kernel's console.
-        seconds: after these the machine is ended.
-        network: whether it reaches what this machine reaches.
+        console: the file to write the kernel's console to.
+        seconds: the time after which the machine is terminated.
+        network: whether the machine can use this machine's network.
     """
     console.write_bytes(b"")
     disks = [root, kernel.directory / "modules.ext4", checkout]
@@ -60,7 +60,7 @@ def _command(kernel: Kernel, disks: list[Path], console: Path, *, network: bool)
     card = ["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net"] if network else []
     drives = [word for disk in disks for word in ("-drive", f"file={disk},if=virtio,format=raw,snapshot=on")]
     return [
-        "setpriv", "--pdeathsig=KILL",  # the machine ends with this process, however that ends
+        "setpriv", "--pdeathsig=KILL",  # kill the machine when this process exits
         "qemu-system-x86_64", "-accel", "tcg", "-cpu", "max", "-smp", str(PROCESSORS), "-m", MEMORY,
         "-nodefaults", "-display", "none", "-no-reboot",
         "-kernel", kernel.directory / "vmlinuz", "-initrd", kernel.directory / "initrd.gz",
