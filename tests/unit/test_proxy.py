@@ -446,7 +446,7 @@ def test_every_refusal_is_counted_and_a_flood_is_told_in_part() -> None:
         assert os.eventfd_read(counter) == 1000
         assert [texts.recv(100) for _ in range(100)] == [b"refused: why %d" % number for number in range(100)]
         for _ in range(10_000):  # more than anybody reads: nothing waits
-            reports.say("x" * 100)
+            reports.send("x" * 100)
         reports.refused("late")
         assert os.eventfd_read(counter) == 1
 

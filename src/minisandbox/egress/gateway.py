@@ -222,5 +222,5 @@ class _Gateway:
         if status == 0:
             self._watch_listener(sandbox)
         elif sandbox.listener >= 0:
-            sandbox.reports.say(KILLED)
+            sandbox.reports.send(KILLED)
             self._watch_listener_later(sandbox)

@@ -84,9 +84,9 @@ class Reports:
         now = time.monotonic()
         if self._reported_count < _LINES or now >= self._last_reported + 1:
             self._reported_count, self._last_reported = self._reported_count + 1, now
-            self.say(f"{rules.REFUSED}{reason}")
+            self.send(f"{rules.REFUSED}{reason}")
 
-    def say(self, text: str) -> None:
+    def send(self, text: str) -> None:
         """Send a message, or drop it if the controller has too many unread messages."""
         with contextlib.suppress(OSError):
             self._messages.send(text.encode("ascii", "replace"))
