@@ -457,10 +457,10 @@ def for_history(message: Message, tools: Sequence[Mapping[str, object]] = ()) ->
 
 def _well_formed(call: ToolCall, is_offered: bool) -> ToolCall:
     name = call.name if is_offered else _INVALID.sub("_", call.name)[:_LONGEST_TOOL_NAME] or "_"
-    return ToolCall(call.id, name, _object(call.arguments))
+    return ToolCall(call.id, name, arguments_object(call.arguments))
 
 
-def _object(arguments: str) -> str:
+def arguments_object(arguments: str) -> str:
     """Return arguments as the text of a JSON object; wrap anything else in an object."""
     try:
         value = json.loads(arguments or "{}", parse_constant=_refuse)

@@ -248,6 +248,11 @@ def error_in(body: object) -> tuple[int, bytes] | None:
     return status, json.dumps(body).encode()
 
 
+def is_about_length(status: int, body: bytes) -> bool:
+    """Return whether an error response says that a request exceeds the model's context."""
+    return status < 600 and _is_about_length(status, _error_text(body, ""))
+
+
 def _is_about_length(status: int, error_text: _ErrorText) -> bool:
     if error_text.codes & _BY_CODE:
         return True

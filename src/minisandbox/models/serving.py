@@ -1,21 +1,25 @@
-"""Common parts of servers with a chat completions API: start and stop, keys, errors, streamed responses."""
+"""Common parts of servers of models: start and stop, keys, errors, streamed responses."""
 
 from __future__ import annotations
 
 import hmac
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Self
 
 from aiohttp import http_exceptions, web
 
 from minisandbox.errors import HostError
+from minisandbox.models import anthropic_messages
+from minisandbox.models.http import is_about_length
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 LARGEST_REQUEST = 256 * 1024 * 1024
 """Maximum bytes of one request; a request contains the whole conversation."""
+
+_STREAM_HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
@@ -53,7 +57,7 @@ class HttpServer:
         Raises:
             HostError: the address is not available.
         """
-        app = web.Application(client_max_size=LARGEST_REQUEST, middlewares=[_reject_compressed])
+        app = web.Application(client_max_size=LARGEST_REQUEST, middlewares=[_shape_errors, _reject_compressed])
         for method, path, handler in self._routes:
             app.router.add_route(method, path, handler)
         # cancel a handler when its client disconnects
@@ -93,14 +97,58 @@ class HttpServer:
 
 
 def key_of(request: web.Request) -> str:
-    """Return a request's API key, or an empty string."""
+    """Return a request's API key, as a bearer token or in Anthropic's header, or an empty string."""
     kind, _, key = request.headers.get("Authorization", "").partition(" ")
-    return key.strip() if kind.lower() == "bearer" else ""
+    return key.strip() if kind.lower() == "bearer" else request.headers.get("x-api-key", "").strip()
 
 
 def has_key(request: web.Request, key: str) -> bool:
     """Return whether a request has this key; compare in constant time."""
     return hmac.compare_digest(key_of(request).encode("utf-8", "surrogateescape"), key.encode())
+
+
+def _is_anthropic(request: web.Request) -> bool:
+    return request.path.startswith("/v1/messages") or "anthropic-version" in request.headers
+
+
+@web.middleware
+async def _shape_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Return errors of routes in OpenAI's format, and all errors in Anthropic's format to Anthropic's clients."""
+    try:
+        response = await handler(request)
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        what = f"{error.reason}: {request.method} {request.path}"
+        response = error_response(error.status, what, "NotFoundError" if error.status == 404 else "BadRequestError")
+    if response.status < 400 or not isinstance(response, web.Response) or not _is_anthropic(request):
+        return response
+    body = response.body if isinstance(response.body, bytes) else b""
+    message = _error_message(body)
+    if is_about_length(response.status, body):
+        message = f"prompt is too long: {message}"  # agents shorten their history at these words
+    waits = {name: value for name, value in response.headers.items() if name.lower().startswith("retry-after")}
+    return web.json_response(
+        anthropic_messages.error_body(response.status, message), status=response.status, headers=waits
+    )
+
+
+def _error_message(body: bytes) -> str:
+    """Return the message of an error in the format of OpenAI or of another server."""
+    text = body.decode("utf-8", "replace")
+    try:
+        error = json.loads(text)["error"]
+        return str(error["message"] if isinstance(error, Mapping) else error)
+    except (ValueError, TypeError, KeyError):
+        return text
+
+
+def models_response(request: web.Request, name: str | None, **fields: str) -> web.Response:
+    """Return a list of one model, or of none, in the format of the client's API."""
+    if _is_anthropic(request):
+        return web.json_response(anthropic_messages.models_body([name] if name else []))
+    models = [{"id": name, "object": "model", **fields}] if name else []
+    return web.json_response({"object": "list", "data": models})
 
 
 @web.middleware
@@ -117,6 +165,16 @@ def error_response(status: int, message: str, kind: str) -> web.Response:
     return web.json_response(body, status=status)
 
 
+async def send_events(request: web.Request, events: Iterator[Mapping[str, object]]) -> web.StreamResponse:
+    """Send the events of a stream, each with its type as its name."""
+    response = web.StreamResponse(headers=_STREAM_HEADERS)
+    await response.prepare(request)
+    for event in events:
+        await response.write(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode())
+    await response.write_eof()
+    return response
+
+
 async def stream_of(
     request: web.Request, answer: Mapping[str, object], requested: Mapping[str, object]
 ) -> web.StreamResponse:
@@ -127,7 +185,7 @@ async def stream_of(
         answer: the body of the whole response.
         requested: the body of the request.
     """
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    response = web.StreamResponse(headers=_STREAM_HEADERS)
     await response.prepare(request)
     for chunk in stream_chunks(answer, requested):
         await response.write(f"data: {json.dumps(chunk)}\n\n".encode())

@@ -1,4 +1,4 @@
-"""A proxy with OpenAI's API for agents, which requests token ids from the engine and records them."""
+"""A proxy with OpenAI's and Anthropic's APIs for agents, which records the token ids of the engine."""
 
 from __future__ import annotations
 
@@ -11,17 +11,37 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import format_datetime, parsedate_to_datetime
+from functools import partial
 from typing import NamedTuple
 
 from aiohttp import web
 
 from minisandbox.errors import BadAnswer, InvalidValue, NotFound
+from minisandbox.models.anthropic_messages import MESSAGES
+from minisandbox.models.apis import Api
 from minisandbox.models.capture.captured import CaptureSession
-from minisandbox.models.dialect import TOKEN_FIELDS, constraint_in, read_answer, wants_tokens
+from minisandbox.models.dialect import (
+    TOKEN_FIELDS,
+    constraint_in,
+    read_answer,
+    read_usage,
+    reasoning_field,
+    wants_tokens,
+)
 from minisandbox.models.graph import TokenRow
-from minisandbox.models.http import Answer, Failed, Timeouts, Transport, error_in
+from minisandbox.models.http import Answer, Failed, Timeouts, Transport, error_in, is_about_length
+from minisandbox.models.openai_responses import RESPONSES
 from minisandbox.models.protocol import Completion
-from minisandbox.models.serving import LARGEST_REQUEST, HttpServer, error_response, has_key, key_of, stream_of
+from minisandbox.models.serving import (
+    LARGEST_REQUEST,
+    HttpServer,
+    error_response,
+    has_key,
+    key_of,
+    models_response,
+    send_events,
+    stream_of,
+)
 from minisandbox.redaction import REPEATS_KEY, answer_repeats_key, redact
 
 _LOG = logging.getLogger("minisandbox.models")
@@ -36,6 +56,7 @@ _NO_ROOM = "the request is larger than the session's remaining space"
 _OBJECT_BYTES = 80
 _WIDE = 5  # a non-ASCII character takes up to 4 bytes in a str, and 12 as escaped JSON
 _NUMBER = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
+_LIMITS = ("max_tokens", "max_completion_tokens")
 _PASSED_ON = ("Retry-After", "retry-after-ms")
 
 
@@ -67,9 +88,11 @@ class CaptureProxy(HttpServer):
 
     An agent's key identifies its rollout; :meth:`session` creates a key. The proxy does not tokenize. It requests token
     ids and log-probabilities with three extra fields, and removes them from the response unless the agent requested
-    them too. For an agent that requests a stream, the proxy requests the whole response, then streams it to the agent.
-    Agents never see the engine's key, and the engine never sees the agents' keys. The proxy does not retry, because
-    agents do. It captures the response to each retry like any other response.
+    them too. Requests of Anthropic's Messages API and OpenAI's Responses API become chat completions for the engine. If
+    a request's limit exceeds the engine's context, the proxy repeats the request without the limit. For an agent that
+    requests a stream, the proxy requests the whole response, then streams it to the agent. Agents never see the
+    engine's key, and the engine never sees the agents' keys. The proxy does not retry, because agents do. It captures
+    the response to each retry like any other response.
 
     Args:
         upstream: the address of the engine's API, ``http://localhost:8000/v1``, or the addresses of several engines,
@@ -114,7 +137,11 @@ class CaptureProxy(HttpServer):
         self._targets: dict[str, _Target] = {}
         self._made = 0
         self._warned_of_constraint = False
-        self.route("POST", "/v1/chat/completions", self._complete)
+        self._reasoning_field = "reasoning_content"
+        self._route("/chat/completions", None)
+        for api in (MESSAGES, RESPONSES):
+            self._route(api.path, api)
+        self._route("/messages/count_tokens", MESSAGES, counts=True)
         self.route("GET", "/v1/models", self._models)
         self.route("GET", "/health", self._health)
         self.route("GET", "/capture/rows", self._rows)
@@ -178,7 +205,10 @@ class CaptureProxy(HttpServer):
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
-    async def _complete(self, request: web.Request) -> web.StreamResponse:
+    def _route(self, path: str, api: Api | None, *, counts: bool = False) -> None:
+        self.route("POST", f"/v1{path}", partial(self._complete, api=api, counts=counts))
+
+    async def _complete(self, request: web.Request, *, api: Api | None, counts: bool) -> web.StreamResponse:
         key = key_of(request)
         if key not in self._sessions:
             if not (self._open_unknown and 0 < len(key) <= _LONGEST_KEY and key.isprintable()):
@@ -187,15 +217,18 @@ class CaptureProxy(HttpServer):
             self._open(key, self._name_of(key), shown=hashlib.sha256(key.encode()).hexdigest()[:16])
         session = self._sessions[key]
         with session.handling() as take:
-            return await self._answered(request, key, session, take)
+            return await self._answered(request, key, api, take, counts=counts)
 
     async def _answered(
-        self, request: web.Request, key: str, session: CaptureSession, take: Callable[[int], bool]
+        self, request: web.Request, key: str, api: Api | None, take: Callable[[int], bool], *, counts: bool
     ) -> web.StreamResponse:
+        session = self._sessions[key]
         began = session.elapsed
         try:
-            body = _body_of(await _read_body(request, session, take))
-            answer = await self._ask(body, key, session, began)
+            body, chat = self._chat_request(await _read_body(request, session, take), api, take)
+            if counts:
+                return web.json_response({"input_tokens": await self._count(chat, key)})
+            answer, completion = await self._ask(chat, key, session, began)
         except _Refused as refused:
             session.fail(refused.response.status, str(refused), began)
             return refused.response
@@ -205,21 +238,60 @@ class CaptureProxy(HttpServer):
         except asyncio.CancelledError:
             session.fail(_GONE, "the agent disconnected before the response", began)
             raise
+        if api is not None:
+            translated = api.answer(completion, body)
+            if body.get("stream"):
+                return await send_events(request, api.events(translated))
+            return web.json_response(translated)
         answer = _for_agent(answer, body)
         return await stream_of(request, answer, body) if body.get("stream") else web.json_response(answer)
 
-    async def _ask(
-        self, request: Mapping[str, object], key: str, session: CaptureSession, began: float
-    ) -> Mapping[str, object]:
-        """Send a request to the engine and capture the response."""
-        if session.full:
-            raise _full("the session is full")
-        body = json.dumps(_for_engine(request, self._model)).encode()
+    def _chat_request(
+        self, data: bytearray, api: Api | None, take: Callable[[int], bool]
+    ) -> tuple[Mapping[str, object], Mapping[str, object]]:
+        """Return a request's JSON, and the request as chat completions."""
+        body = _body_of(data)
         try:
-            target = self._targets[key]
-            response = await self._upstreams[target.upstream].send("/chat/completions", body, target.session)
+            chat = api.read(body) if api else body
+        except InvalidValue as error:
+            raise _refusal(400, error.what, "BadRequestError") from None
+        messages = chat.get("messages")
+        if not isinstance(messages, list):
+            raise _refusal(400, "the request has no list of messages", "BadRequestError")
+        if api is not None:
+            if not take(_unpacked(data)):
+                raise _full(_NO_ROOM)
+            for message in messages:
+                if "reasoning_content" in message:
+                    message[self._reasoning_field] = message.pop("reasoning_content")
+        return body, chat
+
+    async def _count(self, chat: Mapping[str, object], key: str) -> int:
+        """Return the number of tokens of a prompt, by sampling one token that is not captured."""
+        chat = {name: value for name, value in chat.items() if name not in (*_LIMITS, "tool_choice", "response_format")}
+        return read_usage(self._read(await self._send({**chat, "max_tokens": 1}, key))).prompt
+
+    async def _send(self, chat: Mapping[str, object], key: str) -> Answer:
+        """Send a request to the session's engine; if its limit exceeds the engine's context, send it without limit."""
+        target = self._targets[key]
+        fields = _for_engine(chat, self._model)
+        unlimited = {name: value for name, value in fields.items() if name not in _LIMITS}
+        transport = self._upstreams[target.upstream]
+        try:
+            response = await transport.send("/chat/completions", json.dumps(fields).encode(), target.session)
+            if len(unlimited) < len(fields) and is_about_length(response.status, response.body):
+                response = await transport.send("/chat/completions", json.dumps(unlimited).encode(), target.session)
         except Failed as failed:
             raise _refusal(502, f"no response from the engine: {failed.error}", "upstream_error") from None
+        return response
+
+    async def _ask(
+        self, request: Mapping[str, object], key: str, session: CaptureSession, began: float
+    ) -> tuple[Mapping[str, object], Completion]:
+        """Send a request to the engine and capture the response; return it, and its first choice's completion."""
+        if session.full:
+            raise _full("the session is full")
+        response = await self._send(request, key)
         answer = self._read(response)
         try:
             completions = _completions(answer)
@@ -238,7 +310,8 @@ class CaptureProxy(HttpServer):
             _LOG.warning("requests have %s: their constrained samples are captured, but carry no loss", forced)
         for message, completion in completions:
             session.add(messages, message, completion, began, trained=forced is None)
-        return answer
+        self._reasoning_field = reasoning_field(answer) or self._reasoning_field
+        return answer, completions[0][1]
 
     def _read(self, response: Answer) -> Mapping[str, object]:
         """Return the body of a successful response; for an error, raise it for the agent with the API key redacted."""
@@ -263,9 +336,8 @@ class CaptureProxy(HttpServer):
             web.Response(status=status, text=redacted, content_type="application/json", headers=headers), redacted
         )
 
-    async def _models(self, _request: web.Request) -> web.Response:
-        models = [{"id": self._model, "object": "model"}] if self._model else []
-        return web.json_response({"object": "list", "data": models})
+    async def _models(self, request: web.Request) -> web.Response:
+        return models_response(request, self._model)
 
     async def _health(self, _request: web.Request) -> web.Response:
         return web.json_response({"status": "ok", "sessions": len(self._sessions)})
@@ -330,7 +402,7 @@ def _body_of(data: bytearray) -> dict[str, object]:
         body = json.loads(data.decode())  # decode first: from bytes, json would accept UTF-16, which grows fourfold
     except ValueError as error:
         raise _refusal(400, f"the request is not JSON: {error}", "BadRequestError") from None
-    if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
+    if not isinstance(body, dict):
         raise _refusal(400, "the request has no list of messages", "BadRequestError")
     return body
 

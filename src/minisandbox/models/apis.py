@@ -1,0 +1,126 @@
+"""The interface of API translations next to chat completions, and the helpers that they share."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from minisandbox.errors import InvalidValue
+from minisandbox.models.protocol import Completion
+
+_SEAL = "minisandbox."
+_PIECE = 1000  # characters of one streamed event
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """An API that servers translate to chat completions and back.
+
+    Attributes:
+        path: the route below ``/v1``.
+        read: convert a request's JSON to a chat completions request; raises InvalidValue.
+        answer: convert a completion to the response's JSON; the second argument is the request's JSON.
+        events: convert a response's JSON to the events of a stream. The ``type`` of each event is also its SSE name.
+    """
+
+    path: str
+    read: Callable[[object], dict[str, object]]
+    answer: Callable[[Completion, Mapping[str, object]], dict[str, object]]
+    events: Callable[[Mapping[str, object]], Iterator[dict[str, object]]]
+
+
+def new_id(prefix: str) -> str:
+    """Return a unique id; agents join responses that share an id."""
+    return f"{prefix}_{secrets.token_hex(12)}"
+
+
+def pieces(text: str) -> Iterator[str]:
+    """Split a text into the deltas of a stream."""
+    return (text[start : start + _PIECE] for start in range(0, len(text), _PIECE))
+
+
+def joined_text(content: object, kinds: Sequence[str], owner: str) -> str:
+    """Return a text, or the texts of a list of text blocks, one per line.
+
+    Args:
+        content: the text, the list, or None.
+        kinds: the types of text blocks.
+        owner: the object that has the content, for the error message.
+
+    Raises:
+        InvalidValue: the content is something else.
+    """
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise InvalidValue(f"{owner} is neither a text nor a list of blocks")
+    return "\n".join(block_text(block, kinds, owner) for block in content)
+
+
+def block_text(block: object, kinds: Sequence[str], owner: str) -> str:
+    """Return the text of a text block.
+
+    Raises:
+        InvalidValue: the block has another type, or no text.
+    """
+    fields = object_of(block, f"a block of {owner}")
+    kind = fields.get("type")
+    text = fields.get("refusal" if kind == "refusal" else "text")
+    if kind not in kinds or not isinstance(text, str):
+        raise InvalidValue(f"{owner} has a block of type {str(kind)[:100]!r}", hint="only text is supported")
+    return text
+
+
+def object_of(value: object, owner: str) -> Mapping[str, object]:
+    """Return a JSON object.
+
+    Raises:
+        InvalidValue: the value is something else.
+    """
+    if not isinstance(value, Mapping):
+        raise InvalidValue(f"{owner} is not an object")
+    return value
+
+
+def string_in(fields: Mapping[str, object], name: str, owner: str) -> str:
+    """Return a required string of an object.
+
+    Raises:
+        InvalidValue: the field is missing, or not a string.
+    """
+    value = fields.get(name)
+    if not isinstance(value, str):
+        raise InvalidValue(f"{owner} has no {name}")
+    return value
+
+
+def function_tool(name: str, description: object, parameters: object) -> dict[str, object]:
+    """Return a tool in the format of chat completions."""
+    function: dict[str, object] = {"name": name, "parameters": parameters or {"type": "object", "properties": {}}}
+    if description:
+        function["description"] = description
+    return {"type": "function", "function": function}
+
+
+def json_format(schema: object) -> dict[str, object]:
+    """Return the ``response_format`` of chat completions for a JSON schema."""
+    return {"type": "json_schema", "json_schema": {"name": "response", "schema": schema}}
+
+
+def seal(reasoning: str) -> str:
+    """Return reasoning as an opaque string, which agents send back unchanged."""
+    return _SEAL + base64.b64encode(reasoning.encode("utf-8", "surrogatepass")).decode()
+
+
+def unseal(sealed: object) -> str | None:
+    """Return the reasoning of a string from :func:`seal`, or None for any other value."""
+    if not isinstance(sealed, str) or not sealed.startswith(_SEAL):
+        return None
+    try:
+        return base64.b64decode(sealed.removeprefix(_SEAL), validate=True).decode("utf-8", "surrogatepass")
+    except ValueError:
+        return None
