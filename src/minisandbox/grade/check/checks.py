@@ -352,7 +352,7 @@ _EMPTY = "without a patch"
 
 
 def _softer(task: Task, validation: Validation) -> Severity | None:
-    """Return WARNING if a benchmark's row is valid by the benchmark's own rule, else None for the default severity."""
+    """Return WARNING if the benchmark itself accepts its row as valid, else None for the severity of the check."""
     holds = validation.valid or validation.cause is Cause.LEAK
     return Severity.WARNING if holds and isinstance(task.grader, LogGrader) else None
 

@@ -151,7 +151,7 @@ def _read(path: Path) -> ChangeableTests | None:
 
 
 def _check(workspace: Workspace) -> ChangeableTests:
-    """Run the reference on variants in copies of the tests; then change tests in place of which no copy failed."""
+    """Run the reference on changed copies of the tests, then on tests changed in place if no copy failed."""
     check = _Check(workspace)
     check.run_untouched()
     for maximum in (_MOST_OF_ONE, 2):  # many copies of a slow test may time out, so try again with fewer
@@ -336,6 +336,6 @@ def names_of(edition: Edition, task: Task, names: Mapping[str, str]) -> tuple[st
 
 
 def _renamed(version: Version, name: str) -> str:
-    """Return another runner's name for a version of a test, given the name of the original."""
+    """Return the name that unittest or SymPy prints for a version of a test, given the name of the original."""
     original, copy = (test.rpartition("::")[2] for test in (version.original, version.test))
     return re.sub(rf"(^|\.){re.escape(original)}(?=[ )]|$)", rf"\1{copy}", name)  # e.g. test_it (module.TestIt.test_it)

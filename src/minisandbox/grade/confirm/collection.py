@@ -56,7 +56,7 @@ def _of_table(base: str, table: Table, tests: Mapping[str, Parameters]) -> Itera
 
 
 def _is_row(row: list[str | None], values: list[str | None]) -> bool:
-    """Return whether values match a row; a cell or a value that is not plain matches everything."""
+    """Return whether values match a row; cells without a literal and values that were not sent always match."""
     cells = zip(row, values, strict=False)
     return len(row) != len(values) or all(cell is None or value is None or value == cell for cell, value in cells)
 

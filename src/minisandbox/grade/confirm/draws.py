@@ -185,7 +185,7 @@ def _copyable(function: Changeable) -> list[CheckedVariant]:
 
 
 def _lines_until(function: Changeable, checked: CheckedVariant) -> float:
-    """Return the smallest line distance from an original failure down to the variant's failure; infinite if above."""
+    """Return how many lines below a failure on the untouched code the variant fails; infinity if it fails above."""
     distances = [math.inf]
     for failure, position in itertools.product(
         function.broken, {position for failures in checked.failing for position in failures.values()}

@@ -39,7 +39,7 @@ class Result:
 
 
 def _by_line(pattern: str, result_of: Callable[[re.Match[str]], Result]) -> Callable[[list[str]], Iterator[Result]]:
-    """Return a reader of a runner that prints each result on one line."""
+    """Return a function that reads results from the lines that match a pattern; each line has one result."""
     compiled = re.compile(pattern)
 
     def read(lines: list[str]) -> Iterator[Result]:
