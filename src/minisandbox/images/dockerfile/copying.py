@@ -28,7 +28,7 @@ from minisandbox.store.blobs.tarstream import DIRECTORY, FILE, HARD_LINK, LINK, 
 from minisandbox.store.blobs.unpack import Unpacked, unpack_members
 
 MADE = 1_577_836_800 * 10**9
-"""The mtime of files without a source: the start of 2020. An mtime of 0 would fail with zip(1) and wheels."""
+"""The mtime of files without a source: the start of 2020, because zip(1) and wheels reject times before 1980."""
 _CHUNK = 1 << 20
 _MOST_TAR = 64 << 30
 _MOST_FILE = 16 << 20

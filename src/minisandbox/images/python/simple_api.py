@@ -102,7 +102,7 @@ class Listings:
 
         Args:
             project: the normalised name of the project.
-            before: ignore later uploads, so that a response that was received after this time never expires.
+            before: time after which uploads are invisible, so that a response received later never expires.
 
         Raises:
             SourceError: no index can be read, and no earlier response is cached.

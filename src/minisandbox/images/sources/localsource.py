@@ -27,7 +27,7 @@ _LIST_TIMEOUT = 120.0
 _LARGEST = 1 << 31
 """The maximum size of a file in bytes, because files are read into memory."""
 _GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV})
-"""Error numbers for a path that is missing, has a link or file as parent, or leads out of the source."""
+"""Error numbers of a path that is missing, is below a link or file, or leaves the source (forged git index)."""
 
 
 @dataclass(frozen=True, slots=True)
