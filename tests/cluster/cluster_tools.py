@@ -56,7 +56,7 @@ def make_tasks(place: Path, images: int) -> list[Task]:
         )
         tasks.append(task if number % 2 == 0 else replace(task, patch=BUG.replace("a - b", "a * b")))
     (place / "tasks.jsonl").write_text("".join(json.dumps(task.to_row()) + "\n" for task in tasks))
-    (place / "commands.json").write_text(json.dumps(["sleep 0.3", "sed -i 's/a - b/a + b/' calc/core.py"]))
+    (place / "commands.json").write_text(json.dumps(["sleep 4", "sed -i 's/a - b/a + b/' calc/core.py"]))
     return tasks
 
 

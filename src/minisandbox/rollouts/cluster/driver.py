@@ -419,6 +419,10 @@ class Driver:
             if not waiting:
                 return None
             group = max(waiting, key=lambda group: len(group.jobs))
+            for other in group.members:  # leave the jobs to this node, until the others have nothing else to do
+                if group in other.ready:
+                    other.ready.remove(group)
+                    other.ready.append(group)
         else:
             return None
         group.members[member] = False
