@@ -197,20 +197,28 @@ class _Gateway:
         self._watch(pidfd, lambda _: self._reap(sandbox, pidfd))
 
     def _fork(self, sandbox: _Sandbox) -> tuple[int, int]:
-        """Fork a proxy; return its pid and its pidfd."""
+        """Fork a proxy; return its pid and its pidfd.
+
+        The proxy waits until the gateway has the pidfd: one that is killed before has accepted no connection.
+        """
         gateway = os.getpid()
-        pid = os.fork()
-        if not pid:
+        start, hold = os.pipe()
+        with sc.closing(start), sc.closing(hold):
+            pid = os.fork()
+            if not pid:
+                try:
+                    os.close(hold)
+                    os.read(start, 1)  # until the gateway closes its end
+                    os.close(start)
+                    proxy.main(sandbox.terms, sandbox.listener, sandbox.reports, gateway)
+                finally:
+                    os._exit(1)
             try:
-                proxy.main(sandbox.terms, sandbox.listener, sandbox.reports, gateway)
-            finally:
-                os._exit(1)
-        try:
-            return pid, os.pidfd_open(pid)
-        except OSError:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            raise
+                return pid, os.pidfd_open(pid)
+            except OSError:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                raise
 
     def _reap(self, sandbox: _Sandbox, pidfd: int) -> None:
         """Reap a proxy that has exited, and watch its sandbox's listener again."""

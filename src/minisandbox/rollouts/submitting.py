@@ -42,6 +42,7 @@ class JobThread:
         self._crew, self._model = crew, model
         self._pending: dict[Key, tuple[Job, Future[Outcome]]] = {}
         self._loop = asyncio.new_event_loop()
+        self._serving = self._loop.create_task(self._serve())
         self._thread = threading.Thread(target=self._live, name="rollouts", daemon=True)
         self._fault: Exception | None = None
         self._thread.start()
@@ -115,7 +116,6 @@ class JobThread:
 
     def _live(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._serving = self._loop.create_task(self._serve())
         try:
             self._loop.run_until_complete(self._serving)
         except asyncio.CancelledError:
