@@ -13,7 +13,6 @@ from minisandbox.models import TokenRow
 from minisandbox.models.protocol import seed_of
 from minisandbox.train.config import Groups
 from minisandbox.train.groups import Gatherer, Group, Result, Step, Wanted, advantages, tasks_of_step
-from minisandbox.train.rows import TrainingRow, drop_stale
 
 ROW = TokenRow(array("i", [1, 2, 3]), array("d", [0.0, -1.0, -1.0]), b"\0\1\1", (0,))
 LONGER = TokenRow(array("i", [1, 2, 3, 4]), array("d", [0.0, -1.0, -1.0, -1.0]), b"\0\1\1\1", (1,))
@@ -154,18 +153,6 @@ def test_all_rows_of_a_rollout_are_trained_with_its_reward() -> None:
         ("a__0", 3, -0.5, 0.4), ("a__0", 4, -0.5, 0.6), ("a__1", 3, 0.5, 0.4), ("a__1", 4, 0.5, 0.6),
     ]  # fmt: skip
     assert step.stats()["rollouts_forked"] == 2
-
-
-def test_rows_of_older_policies_are_dropped_and_counted() -> None:
-    def row(*versions: tuple[int, int]) -> TrainingRow:
-        return TrainingRow.of(replace(LONGER, versions=((-1, 1), *versions)), rollout="a")
-
-    rows = [row((7, 3)), row((5, 1), (7, 2)), row((6, 3)), row((8, 3))]
-    assert drop_stale(rows, 7, 0) == ([rows[0], rows[3]], 2)
-    assert drop_stale(rows, 7, 1) == ([rows[0], rows[2], rows[3]], 1)
-    assert drop_stale(rows, 7, 2) == (rows, 0)
-    with pytest.raises(TrainingError, match="unknown"):
-        drop_stale([TrainingRow.of(ROW, rollout="a")], 7, 2)
 
 
 def test_every_task_comes_before_any_comes_again() -> None:

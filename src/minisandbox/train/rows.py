@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from minisandbox.errors import InvalidValue, TokenMismatch, TrainingError
 from minisandbox.models import TokenRow
-from minisandbox.models.graph import oldest_version
 from minisandbox.tasks.reading import open_source
 
 if TYPE_CHECKING:
@@ -79,11 +78,6 @@ class TrainingRow:
         """The number of tokens that carry loss."""
         return sum(self.mask)
 
-    @property
-    def oldest_version(self) -> int | None:
-        """The oldest policy version of the tokens that carry loss; None if that of a token is unknown."""
-        return oldest_version(self.versions, self.mask)
-
     def check(self) -> None:
         """Check that the row is consistent.
 
@@ -117,32 +111,6 @@ class TrainingRow:
                     reason="it must be a finite natural logarithm of at most 0",
                     hint="check that the server returns log-probabilities of sampled tokens, and sample again",
                 )
-
-
-def drop_stale(rows: Iterable[TrainingRow], version: int, bound: int) -> tuple[list[TrainingRow], int]:
-    """Drop rows with a loss token that an older policy sampled; return the other rows, and the number of dropped ones.
-
-    Args:
-        rows: the rows.
-        version: the version of the policy that is trained.
-        bound: the largest allowed difference of versions; 0 keeps only the rows of this policy.
-
-    Raises:
-        TrainingError: the version of a token is unknown.
-    """
-    checked = list(rows)
-    fresh = []
-    for row in checked:
-        oldest = row.oldest_version
-        if oldest is None:
-            raise TrainingError(
-                f"{row.rollout}: the policy that sampled its tokens is unknown",
-                reason="the engine reports no policy versions",
-                hint="use an engine that reports them, or train on-policy",
-            )
-        if version - oldest <= bound:
-            fresh.append(row)
-    return fresh, len(checked) - len(fresh)
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
