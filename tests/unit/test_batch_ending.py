@@ -21,9 +21,18 @@ from minisandbox.rollouts.jobs import Job
 class Ready:
     """A crew whose rollouts have ended before it begins."""
 
-    async def run(self, todo: list[Job], owner: JobOwner[Packed]) -> None:
+    async def run(self, todo: list[Job], owner: JobOwner) -> None:
         (job,) = todo
         await owner.ended(job, pack(trajectory(job.task.instance_id)))
+
+    async def serve(self, owner: JobOwner) -> None:
+        raise NotImplementedError
+
+    def put(self, jobs: list[Job]) -> None:
+        raise NotImplementedError
+
+    def forget(self, job: Job) -> None:
+        raise NotImplementedError
 
     def drain(self) -> None:
         pass

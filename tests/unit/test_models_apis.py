@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
@@ -356,7 +356,8 @@ def test_responses_of_codex_0_171() -> None:
     ]
     assert [tool["function"]["name"] for tool in chat["tools"]] == ["mcp__find", "run", "note"]
     answer = RESPONSES.answer(Completion(Message("assistant", "", calls), "tool_calls"), {"tools": [namespace]})
-    assert answer["output"][0] | {"id": ""} == {
+    (item,) = cast("list[dict[str, object]]", answer["output"])
+    assert item | {"id": ""} == {
         "id": "", "type": "function_call", "arguments": "{}", "call_id": "a", "name": "find", "namespace": "mcp",
         "status": "completed",
     }  # fmt: skip

@@ -165,7 +165,11 @@ def test_a_server_with_raw_log_probabilities_is_refused(policy: Path, tmp_path: 
 
     with vllm_server(policy, tmp_path / "vllm.log") as raw:
         by_ids = ModelOptions(raw.name, api_base=raw.url, tokens="yes", tokenizer=str(policy))
-        for opening in (lambda: OpenAIModel(raw.name, raw.url, tokens="yes"), lambda: open_model(by_ids)):
+        openings: tuple[Callable[[], Model], ...] = (
+            lambda: OpenAIModel(raw.name, raw.url, tokens="yes"),
+            lambda: open_model(by_ids),
+        )
+        for opening in openings:
             assert asyncio.run(ask(1.0, opening())).tokens is not None  # the same with and without processing
             with pytest.raises(ModelRefused, match="--logprobs-mode processed_logprobs"):
                 asyncio.run(ask(0.7, opening()))

@@ -268,7 +268,9 @@ def test_a_cluster_s_nodes_do_the_rollouts(
     joined: list[Any] = []
 
     class Node(Cluster):
-        def crew(self, setup: Setup, budgets: Budgets, *, tries: int, pause: float) -> Any:
+        def crew(
+            self, setup: Setup, budgets: Budgets, *, tries: int = 3, pause: float = 1.0, checks: bool = False
+        ) -> Any:
             joined.append(self)
             return Executor(setup, budgets, image_of=image_of, tries=tries, pause=pause)
 

@@ -111,8 +111,10 @@ def test_a_cancelled_rollout_stops_its_agent_and_frees_its_place(smith: Task, sm
     with RolloutThread(Setup(agent=Noting()), image_of=lambda _: smith_image, budgets=limits) as thread:
 
         async def step() -> None:
-            running = [asyncio.create_task(thread.rollout(smith, attempt=number)) for number in range(3)]
+            running = [asyncio.create_task(thread.rollout(smith, attempt=0))]
             await asyncio.to_thread(waiting.until, lambda: begun)
+            running += [asyncio.create_task(thread.rollout(smith, attempt=number)) for number in (1, 2)]
+            await asyncio.sleep(0)  # both are in the queue
             running[1].cancel()
             running[0].cancel()
             await asyncio.to_thread(waiting.until, lambda: len(begun) == 2)
