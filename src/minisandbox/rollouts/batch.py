@@ -154,7 +154,7 @@ class Batch:
         Cancellation stops the batch immediately; finished rollouts are already on disk.
 
         Returns:
-            A summary of each rollout that has ended, task by task. Only a drained batch leaves rollouts out.
+            A summary of each rollout that has ended, task by task. Only a drained batch omits rollouts.
 
         Raises:
             RunError: the directory is in use, belongs to another run, or cannot be written.
@@ -174,11 +174,11 @@ class Batch:
         return self.summaries
 
     async def _open(self) -> None:
-        """Open the run's directory; if the caller is cancelled meanwhile, close the directory."""
+        """Open the run's directory. If the caller is cancelled meanwhile, close the directory again."""
         opening = self._writer.submit(RunDirectory.open, self._out, self._config)
         try:
             self._run = await asyncio.wrap_future(opening)
-        except BaseException:  # mainly cancellation: release the directory's lock as soon as it is open
+        except BaseException:  # usually a cancellation; release the directory's lock as soon as opening has finished
             opening.add_done_callback(_close_late)
             self._writer.close()
             raise

@@ -17,10 +17,10 @@ class Budgets:
     """Concurrency limits of a batch. :class:`.ModelOptions` limits the concurrent requests to a model.
 
     Attributes:
-        workers: maximum agents at a time, each in its own sandbox.
-        builds: maximum image builds at a time.
-        starts: maximum sandboxes that are created at a time.
-        gradings: maximum submissions that are graded at a time, in addition to the agents.
+        workers: maximum concurrent agents, each in its own sandbox.
+        builds: maximum concurrent image builds.
+        starts: maximum sandboxes that are created concurrently.
+        gradings: maximum submissions that are graded concurrently, in addition to the running agents.
         warm: the number of sandboxes to create in advance for the next rollouts.
     """
 

@@ -26,9 +26,9 @@ _COLUMNS = (
     "steps", "prompt_tokens", "completion_tokens", "cached_tokens", "cost", "agent", "model", "started",
     *(f"{name}_seconds" for name in _TIMES),
 )  # fmt: skip
-_SUMMARY = f"SELECT {', '.join(_COLUMNS)} FROM rollouts"  # noqa: S608 - of constants
+_SUMMARY = f"SELECT {', '.join(_COLUMNS)} FROM rollouts"  # noqa: S608 - constants only
 _PUT = (
-    f"INSERT OR REPLACE INTO rollouts ({', '.join(_COLUMNS)}, ended, patch, trajectory) "  # noqa: S608 - of constants
+    f"INSERT OR REPLACE INTO rollouts ({', '.join(_COLUMNS)}, ended, patch, trajectory) "  # noqa: S608 - constants only
     f"VALUES ({', '.join('?' * (len(_COLUMNS) + 3))})"
 )
 _LEVEL = 3
@@ -63,7 +63,7 @@ CREATE TABLE IF NOT EXISTS rollouts (
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A rollout as the database stores it: packing needs time, but storing a packed rollout does not.
+    """A rollout in the form that the database stores. Packing is slow, but storing a packed rollout is fast.
 
     Attributes:
         summary: the values of the columns for queries.
@@ -172,14 +172,14 @@ def _values(summary: Summary) -> tuple[str | int | float | None, ...]:
 def _summary(row: tuple[object, ...]) -> Summary:
     value = dict(zip(_COLUMNS, row, strict=True))
     verdict = value["verdict"]
-    usage = TokenUsage(*(value[f"{kind}_tokens"] for kind in ("prompt", "completion", "cached")))  # type: ignore[arg-type] # integers, by the schema
+    usage = TokenUsage(*(value[f"{kind}_tokens"] for kind in ("prompt", "completion", "cached")))  # type: ignore[arg-type] # the schema guarantees integers
     same = (
         "instance_id", "attempt", "exit_status", "reason", "detail", "reward", "failed_in", "tries", "turns", "steps",
         "cost", "agent", "model", "started",
     )  # fmt: skip
     return Summary(
         verdict=None if verdict is None else Verdict(str(verdict)),
-        timings=Timings(**{name: value[f"{name}_seconds"] for name in _TIMES}),  # type: ignore[arg-type] # numbers, by the schema
+        timings=Timings(**{name: value[f"{name}_seconds"] for name in _TIMES}),  # type: ignore[arg-type] # the schema guarantees numbers
         usage=usage,
-        **{name: value[name] for name in same},  # type: ignore[arg-type] # as the schema has them
+        **{name: value[name] for name in same},  # type: ignore[arg-type] # the schema guarantees the types
     )

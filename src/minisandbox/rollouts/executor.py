@@ -49,7 +49,7 @@ class JobOwner(Protocol):
 
 
 class Crew(Protocol):
-    """Runs jobs, on one node or many, on one event loop. Call either :meth:`run`, or :meth:`serve` and :meth:`put`."""
+    """A job scheduler for one or more nodes. On one event loop, use :meth:`run`, or :meth:`serve` and :meth:`put`."""
 
     async def run(self, todo: list[Job], owner: JobOwner) -> None:
         """Run jobs until all have ended, or until running jobs have ended after :meth:`drain`."""
@@ -58,7 +58,7 @@ class Crew(Protocol):
         """Run the jobs given to :meth:`put`, until :meth:`drain`."""
 
     def put(self, jobs: list[Job]) -> None:
-        """Add jobs, whose keys differ from those of pending jobs."""
+        """Add jobs. Their keys must differ from the keys of pending jobs."""
 
     def forget(self, job: Job) -> None:
         """Drop a job: do not start it, and discard its result."""
@@ -67,7 +67,7 @@ class Crew(Protocol):
         """Start no more rollouts."""
 
     async def close(self) -> None:
-        """Release the resources of the crew, including sandboxes that were created in advance."""
+        """Release all resources, including sandboxes that were created in advance."""
 
 
 class Executor:
@@ -84,7 +84,7 @@ class Executor:
         tries: maximum tries of a rollout; infrastructure errors are retried.
         pause: seconds before the second try; doubled before each further try.
         jitter: seconds over which the starts of the first rollouts are spread at random.
-        freed: called when an agent has ended, so that another rollout may start.
+        freed: called when an agent has stopped, so that another rollout may start.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Executor:
             self._work_in(group, owner, self._budgets.workers)
 
     def put(self, jobs: list[Job]) -> None:
-        """Add jobs. Images that jobs lack are built first, once for all jobs of a task."""
+        """Add jobs. If their image is missing, build it first, once for all jobs of a task."""
         self._put_ready([job for job in jobs if job.image is not None])
         groups: dict[str, list[Job]] = {}
         for job in jobs:
@@ -139,7 +139,7 @@ class Executor:
             self._group.create_task(self._provide(group, self.image(group[0].task), self._owner))
 
     def forget(self, job: Job) -> None:
-        """Drop a job: stop its agent and sandbox. A grading that has begun ends, and its result is discarded."""
+        """Drop a job: stop its agent and sandbox. If grading has begun, let it finish and discard its result."""
         job.dropped = True
         if (attempt := self._running.get(job.key)) is not None:
             attempt.cancel()
@@ -178,7 +178,7 @@ class Executor:
     # --- images ------------------------------------------------------------------------------------------------------
 
     async def _provide_images(self, todo: list[Job], owner: JobOwner) -> None:
-        """Build each image once, only as far in advance as the queue allows, and queue its jobs when it is ready."""
+        """Build each image once, as far in advance as the queue has room, and queue its jobs when it is ready."""
         groups: dict[str, list[Job]] = {}
         for job in todo:
             groups.setdefault(job.task.instance_id, []).append(job)
@@ -189,7 +189,7 @@ class Executor:
         self._queue.end()
 
     async def _provide_together(self, groups: Mapping[str, list[Job]], images: ImagesOf, owner: JobOwner) -> None:
-        # call on the event loop: the call returns at once, and no cancellation can come between start and assignment
+        # images() returns at once; without an await, no cancellation can occur between the call and the assignment
         self._building = images([jobs[0].task for jobs in groups.values()], self._budgets.builds)
         if self._draining:
             self._builders.submit(self._building.cancel)
@@ -264,9 +264,9 @@ class Executor:
             group.create_task(self._conclude(job, state, owner))
 
     def _make_ahead(self) -> None:
-        """Start to create sandboxes in advance for the next jobs."""
+        """Start creating sandboxes in advance for the next jobs."""
         for job in self._queue.next(self._budgets.warm):
-            if self._draining or not self._warm.expect(job.key, lambda job=job: self._new_box(job)):  # type: ignore[misc] # this round's
+            if self._draining or not self._warm.expect(job.key, lambda job=job: self._new_box(job)):  # type: ignore[misc] # binds this iteration's job
                 return
 
     async def _new_box(self, job: Job) -> AsyncSandbox:
@@ -297,19 +297,21 @@ class Executor:
             self._stop_if_hopeless(state, owner)
             if state.failure is None or not self._worth_another(state):
                 return state
-            await asyncio.sleep(self._pause * 2 ** len(tries) * random.uniform(0.5, 1.5))  # noqa: S311 - as above
+            await asyncio.sleep(self._pause * 2 ** len(tries) * random.uniform(0.5, 1.5))  # noqa: S311 - spreads retries
             if self._draining:
                 return state
             tries = (*tries, state.failure)
 
     def _stop_if_hopeless(self, state: RolloutState, owner: JobOwner) -> None:
-        """Stop the batch if no further rollout can succeed: the budget is spent, or the server rejects all requests."""
+        """Stop the batch if no further rollout can succeed: the budget is spent, or the server rejects all requests.
+
+        If the server responded before the run was resumed, the rejection of a single request does not stop the batch.
+        """
         self._answered = self._answered or state.answered or any(one.answered for one in self._under_way)
         error = state.error
         if isinstance(error, BudgetExceeded):
             owner.stop_with(error)
-        elif isinstance(error, ModelRefused) and not self._answered:  # noqa: SIM102 - the inner condition has a comment
-            # a rejection of a single request does not stop a run whose earlier parts had responses
+        elif isinstance(error, ModelRefused) and not self._answered:  # noqa: SIM102 - nested for readability
             if error.every_request or not self.answered_before:
                 owner.stop_with(error)
 

@@ -16,7 +16,7 @@ from minisandbox.tasks.statuses import STATUSES_NAME, write_statuses
 
 PREDICTIONS = "preds.json"
 """The file name of predictions."""
-_LONGEST_NAME = 180  # bytes, with space for suffixes
+_LONGEST_NAME = 180  # bytes; leaves room for suffixes
 
 
 def export_overview(run: Path, out: Path) -> None:
@@ -51,14 +51,14 @@ def export_overview(run: Path, out: Path) -> None:
 def export_sweagent(run: Path, out: Path) -> Iterator[str]:
     """Write a run in SWE-agent's layout: a directory per rollout with ``.traj``, ``.pred`` and ``.patch`` files.
 
-    Each directory also contains ``report.json``, in which SWE-smith's collection looks up whether the task is resolved.
+    Each directory also contains ``report.json``, from which SWE-smith's collection reads whether the task is resolved.
 
     Args:
         run: the run's directory.
         out: the directory to write to; created if missing.
 
     Yields:
-        The name of each written rollout: the task's id, with ``_ATTEMPT`` if a task has several.
+        The name of each written rollout: the task's id, with ``_ATTEMPT`` if any task has several attempts.
 
     Raises:
         RunError: the database cannot be read.
@@ -87,7 +87,7 @@ def export_sweagent(run: Path, out: Path) -> Iterator[str]:
 
 
 def names_of(summaries: list[Summary]) -> dict[tuple[str, int], str]:
-    """Return the file names of rollouts: the task's id, with ``_ATTEMPT`` if a task has several."""
+    """Return the file names of rollouts: the task's id, with ``_ATTEMPT`` if any task has several attempts."""
     several = any(summary.attempt for summary in summaries)
     return {
         _key(summary): _file_name(f"{summary.instance_id}_{summary.attempt}" if several else summary.instance_id)
@@ -96,7 +96,7 @@ def names_of(summaries: list[Summary]) -> dict[tuple[str, int], str]:
 
 
 def _file_name(name: str) -> str:
-    """Return a valid file name for a rollout: databases from other machines may contain any name."""
+    """Return a safe file name for a rollout, because a database from another machine may contain any task id."""
     plain = re.sub(r"[^\w.@+=%,-]", "_", name).lstrip(".-")
     if plain == name and len(name.encode()) <= _LONGEST_NAME:
         return name

@@ -15,11 +15,11 @@ _LOOK = 0.2
 
 
 class KnownGrades:
-    """Cache of a run's grades, by image, task and submission.
+    """A run's cache of grades, keyed by image, task and submission.
 
     While one thread grades a submission, other threads with the same submission wait for the grade. Grades without a
     reward (unconfirmed, infrastructure error) are not cached; then each waiting thread grades the submission itself. A
-    copy for another process starts empty.
+    pickled copy for another process is empty.
     """
 
     def __init__(self) -> None:

@@ -29,7 +29,7 @@ def export_harbor(run: Path, out: Path, *, tokens: bool = True) -> Iterator[str]
         tokens: whether trajectories contain token ids and log-probabilities.
 
     Yields:
-        The name of each written trial: the task's id, with ``_ATTEMPT`` if a task has several.
+        The name of each written trial: the task's id, with ``_ATTEMPT`` if any task has several attempts.
 
     Raises:
         RunError: the database cannot be read.

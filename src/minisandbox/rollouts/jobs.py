@@ -1,4 +1,4 @@
-"""Jobs, each of which is one rollout, and the queue of jobs whose image is ready."""
+"""Define jobs (one rollout or check each), and the queue of jobs whose image is ready."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STAGES = ("queued", "image", "sandbox", "agent", "grade", "ended")
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The outcome of a check.
+    """The outcome of a check (the validation or evaluation of a task).
 
     Attributes:
         result: the result; None if an earlier result is still valid.
@@ -38,12 +38,12 @@ class Checked:
 
 
 Outcome: TypeAlias = Packed | Checked
-"""What a job leaves: the record of a rollout, or the outcome of a check."""
+"""The outcome of a job: the record of a rollout, or the outcome of a check."""
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One pending or running rollout, or a check of a task on a node of a cluster.
+    """A pending or running rollout, or a check of a task on a cluster node.
 
     Attributes:
         task: the task.
@@ -54,8 +54,8 @@ class Job:
         stage: the current stage, from :data:`STAGES`.
         draw: sampling options for this rollout only; None for the options of the setup.
         check: the check; None for a rollout.
-        earlier: the fingerprint of an earlier result of the check.
-        dropped: whether nobody waits for the result, so that the job need not start.
+        earlier: the fingerprint of an earlier result of the check. If it is unchanged, the check is skipped.
+        dropped: whether the job was cancelled, so that it need not start.
         retried: whether the job has been run again after an infrastructure error of its node or a missing image.
     """
 
@@ -81,7 +81,7 @@ class JobQueue:
     """A first-in, first-out queue of jobs.
 
     Args:
-        capacity: the number of waiting jobs from which on :meth:`room` blocks producers.
+        capacity: the number of waiting jobs at which :meth:`room` starts to block producers.
     """
 
     def __init__(self, capacity: int) -> None:

@@ -15,8 +15,8 @@ def load_replay(path: Path) -> ReplayAgent:
     """Return an agent that replays recorded commands.
 
     Args:
-        path: a run's directory, of which each task's first rollout is replayed; or a path that
-            :meth:`.ReplayAgent.load` accepts.
+        path: a run's directory, to replay the first rollout of each task; or a path that :meth:`.ReplayAgent.load`
+            accepts.
 
     Raises:
         InvalidValue: the recording cannot be read, or has no commands.
@@ -35,5 +35,5 @@ def load_replay(path: Path) -> ReplayAgent:
 
 
 def _command(step: StepRecord) -> Command:
-    """Return the command of a recorded step, in the kind of shell in which it ran."""
+    """Return the command of a recorded step, wrapped in :class:`.InShell` if it ran in a stateful shell."""
     return InShell(step.command) if step.stateful and isinstance(step.command, str) else step.command

@@ -123,7 +123,7 @@ async def rollout_async(
 
 
 def graders(count: int | None = None) -> Threads:
-    """Return grading threads for concurrent rollouts; the caller closes them.
+    """Return grading threads for concurrent rollouts, which the caller must close.
 
     Args:
         count: maximum concurrent gradings; None for one per CPU.
@@ -147,7 +147,7 @@ def unreached(
 
 
 async def make_box(image: Image, task: Task, limits: Limits | None) -> AsyncSandbox:
-    """Create an agent's sandbox and start it up; without ``limits``, the task's own limits apply.
+    """Create an agent's sandbox and start it. Without ``limits``, the task's own limits apply.
 
     Raises:
         MiniSandboxError: the sandbox cannot be created, or its entrypoint exited.
@@ -209,7 +209,7 @@ async def _run_agent(box: AsyncSandbox, state: RolloutState) -> None:
     except asyncio.CancelledError:
         if (task := asyncio.current_task()) is not None and task.cancelling():
             raise
-        # the agent raised this cancellation; if raised further, it would silently end the worker and its later rollouts
+        # the agent's code raised this cancellation; re-raising it would silently stop the worker and its later rollouts
         error = RuntimeError("something that the agent awaited was cancelled, and the agent passed the cancellation on")
         state.fail("agent", error, exit_status=EXIT_ERROR)
     except Exception as error:  # noqa: BLE001 - a broken agent plug-in must not end the batch
@@ -249,19 +249,20 @@ async def _take_patch(box: AsyncSandbox, state: RolloutState) -> None:
         return
     try:
         state.submission = await box.patch(limit=MAX_SUBMISSION)
-    except (CommandFailed, FileAccessError) as error:  # it worked during the image's build: the agent broke it
+    except (CommandFailed, FileAccessError) as error:
+        # taking a patch worked when the image was built, so the agent has broken the workspace
         state.ending = replace(state.ending, exit_status=EXIT_ERROR, detail=f"cannot take a patch: {error}")
         state.submission = b""
     except (MiniSandboxError, OSError) as error:
         state.fail("patch", error)
         return
     if state.submission and state.ending.exit_status != SUBMITTED:
-        # SWE-agent's notation for an agent that did not submit: its changes so far are graded
+        # SWE-agent's notation for an agent that stopped without submitting, whose changes are graded anyway
         state.ending = replace(state.ending, exit_status=f"{SUBMITTED} ({state.ending.exit_status})")
 
 
 async def _grade_work(box: AsyncSandbox, state: RolloutState) -> None:
-    """Grade a script task in the live sandbox, or copy the files to carry into another sandbox and grade there."""
+    """Grade a script task in the agent's sandbox, or copy the submitted files to a clean sandbox and grade there."""
     grader = state.task.grader
     if isinstance(grader, ScriptGrader) and (grader.mode == "live" or grader.carry):
         with state.phase("grade"):
@@ -313,7 +314,8 @@ def _graded(state: RolloutState, image: Image, tries: int, cancellation: Cancell
             return graded
         failure = Failure("grade", graded.reason, graded.detail)
         final = tries <= 0 or state.grade is not None
-        if final or graded.reason is not Reason.INFRASTRUCTURE:  # otherwise the reference fails, and would fail again
+        # retry infrastructure errors only: a failed reference solution would fail again
+        if final or graded.reason is not Reason.INFRASTRUCTURE:
             state.failure = failure
             return graded
         state.tries = (*state.tries, failure)

@@ -56,7 +56,7 @@ class RunDirectory(rundir.RunDirectory):
         return self.keep(pack(trajectory))
 
     def keep(self, packed: Packed) -> Summary:
-        """Store a packed rollout; raises the same errors as :meth:`write`."""
+        """Store a packed rollout, with the same errors as :meth:`write`."""
         return self._rollouts().put(packed)
 
     def close(self) -> None:

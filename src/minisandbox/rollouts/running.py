@@ -105,8 +105,8 @@ async def _run(batch: Batch, signals: Signals, setup: Setup, beside: Companion |
 def _short_turns() -> Iterator[None]:
     """Shorten the interpreter's thread switch interval from 5 ms to 1 ms.
 
-    The event loop releases the interpreter lock at each system call. It then waits one interval for each thread that
-    grades or writes.
+    The event loop releases the interpreter lock at each system call. To get the lock back, it waits one interval for
+    each thread that is grading or writing.
     """
     before = sys.getswitchinterval()
     sys.setswitchinterval(0.001)
@@ -175,7 +175,7 @@ class Signals:
             loop.add_signal_handler(signal.SIGTERM, stop, signal.SIGTERM)
 
     def raise_again(self) -> None:
-        """Let the signal take its default effect, after the batch has ended in order.
+        """Re-raise the signal with its default effect, after the batch has shut down cleanly.
 
         Raises:
             KeyboardInterrupt: the signal was Ctrl-C, or SIGTERM did not terminate the process.

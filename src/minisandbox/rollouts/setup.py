@@ -25,7 +25,7 @@ ImageOf: TypeAlias = "Callable[[Task], Image]"
 """A function that returns a task's image; called concurrently in several threads."""
 
 ImagesOf: TypeAlias = "Callable[[Sequence[Task], int], Building]"
-"""A function that starts to build the images of tasks, with the given number of parallel steps, and does not wait."""
+"""A function that starts to build the images of tasks with the given number of parallel steps, and returns at once."""
 
 DEADLINE = 7200.0
 """The default time in seconds after which an agent is stopped."""
@@ -89,7 +89,7 @@ class Setup:
 
     @property
     def seconds(self) -> float:
-        """Seconds after which the agent is stopped. A session that enforces its own time limit ends earlier."""
+        """Seconds after which the agent is stopped. The session enforces the agent's time limit a little earlier."""
         return min(self.deadline, (self.agent_limits.seconds or self.deadline) + _GRACE)
 
     def sampling_table(self) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Collect the state of a running rollout, and create the trajectory from it."""
+"""Collect the state of a running rollout, and build its trajectory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RolloutState:
         attempt: the index of the rollout among the task's rollouts, from 0.
         ending: how the agent ended.
         submission: the agent's patch; None until the patch is taken.
-        grade: the grade, if the task is graded in the agent's own sandbox.
+        grade: the grade if the task was graded in the agent's own sandbox, else None.
         failure: the infrastructure error that prevented the rollout from finishing, or None.
         error: the exception that caused ``failure``.
         session: the agent's session; None until the agent starts.
@@ -39,7 +39,7 @@ class RolloutState:
         setup: the agent, its model, and limits.
         attempt: the index of the rollout among the task's rollouts, from 0.
         tries: the infrastructure errors of earlier tries.
-        waited: seconds already spent, by the fields of :class:`.Timings`.
+        waited: seconds spent before this try, by field of :class:`.Timings`.
     """
 
     def __init__(

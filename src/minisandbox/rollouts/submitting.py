@@ -31,11 +31,11 @@ _CLOSED = "the runner is closed"
 
 
 class JobThread:
-    """Runs a crew on its own thread and event loop, so that callers may block, during an optimiser step for example.
+    """Run jobs on a separate thread and event loop, so that they continue while the caller blocks in an optimiser step.
 
     Args:
         crew: runs the jobs.
-        model: closed on the thread when the crew is closed, because its connections belong to the event loop.
+        model: the model to close with the crew, on the same thread, because its connections belong to the event loop.
     """
 
     def __init__(self, crew: Crew, model: Model | None = None) -> None:
@@ -48,10 +48,10 @@ class JobThread:
         self._thread.start()
 
     def submit(self, job: Job) -> Future[Outcome]:
-        """Submit a job; cancelling the future drops it.
+        """Submit a job, and return a future of its outcome. Cancelling the future drops the job.
 
         Args:
-            job: the job; no other pending job has its key.
+            job: the job, whose key must differ from the keys of all pending jobs.
 
         Raises:
             HostError: the thread has stopped.
@@ -84,7 +84,7 @@ class JobThread:
         """Close the thread."""
         self.close()
 
-    # --- on its thread -----------------------------------------------------------------------------------------------
+    # --- called on the thread ----------------------------------------------------------------------------------------
 
     async def ended(self, job: Job, outcome: Outcome) -> None:
         """Pass the outcome to the job's future."""
@@ -120,7 +120,7 @@ class JobThread:
             self._loop.run_until_complete(self._serving)
         except asyncio.CancelledError:
             pass
-        except BaseExceptionGroup as errors:  # a bug of ours or of Ray's: pending futures fail with it
+        except BaseExceptionGroup as errors:  # a bug here or in Ray: fail the pending futures with it
             self._fault = HostError("rollouts cannot be run", reason=str(errors.exceptions[0]))
         finally:
             self.stop_with(self._fault or HostError(_CLOSED))
@@ -137,16 +137,17 @@ class JobThread:
 
 
 class RolloutThread:
-    """Runs rollouts that are submitted one by one, for trainers. Use it in a ``with`` block.
+    """Run rollouts that a trainer submits one by one. Use this class in a ``with`` block.
 
-    Images and sandboxes stay ready between the steps of a trainer, and a thread serves them while an optimiser blocks
-    the caller's event loop. The limits of a batch hold: concurrent agents, sandboxes, gradings and builds.
+    Images and sandboxes stay ready between training steps. The rollouts run on a separate thread, so they continue
+    while the optimiser blocks the caller's event loop. As in a batch, ``budgets`` limits concurrent agents, sandboxes,
+    gradings and builds.
 
     Args:
-        setup: the agent, its model, and limits. On this machine, the model is used on the thread, and closed with it.
+        setup: the agent, its model, and limits. Without a cluster, the thread uses the model, and finally closes it.
         cluster: the cluster whose nodes run the rollouts; None for this machine.
-        image_of: returns a task's image, in several threads; not used with a cluster, whose nodes build the images.
-        budgets: concurrency limits, with a cluster of each node, which sets ``workers`` and ``builds`` itself.
+        image_of: returns a task's image; called in several threads. Nodes of a cluster build the images instead.
+        budgets: concurrency limits; with a cluster, per node, except ``workers`` and ``builds``, which the node sets.
         tries: maximum tries of a rollout; infrastructure errors are retried.
         pause: seconds before the second try.
 
@@ -174,18 +175,18 @@ class RolloutThread:
         self._thread = JobThread(crew, setup.model if cluster is None else None)
 
     async def rollout(self, task: Task, *, attempt: int = 0, draw: Draw | None = None) -> Trajectory:
-        """Run one rollout. Cancellation drops the rollout, and stops its agent on this machine.
+        """Run one rollout. Cancellation drops the rollout; without a cluster, its agent is stopped at once.
 
         Args:
             task: the task.
-            attempt: the index of the rollout among the task's rollouts; those of pending rollouts must differ.
+            attempt: the index of the rollout among the task's rollouts. Pending rollouts must have different indices.
             draw: sampling options of this rollout only.
 
         Returns:
             The record. After an infrastructure error, ``failure`` contains the error, and ``finished`` is False.
 
         Raises:
-            HostError: no node of the cluster works for this program.
+            HostError: no node of the cluster can run the program's rollouts.
             ModelRefused: the model's server rejects the request.
             BudgetExceeded: the model's budget is spent.
         """
@@ -193,7 +194,7 @@ class RolloutThread:
         return await asyncio.to_thread(unpack, packed.trajectory, name=f"{task.instance_id}, attempt {attempt}")
 
     async def packed(self, task: Task, *, attempt: int = 0, draw: Draw | None = None) -> Packed:
-        """Run one rollout as :meth:`rollout`, and return its record as a run directory stores it."""
+        """Run one rollout like :meth:`rollout`, but return its record in the form that a run directory stores."""
         packed = await asyncio.wrap_future(self._thread.submit(Job(task, attempt, draw=draw)))
         assert isinstance(packed, Packed)
         return packed
@@ -209,24 +210,24 @@ class RolloutThread:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close it."""
+        """Close the thread."""
         self.close()
 
 
 class RolloutStream:
-    """Hands out the rows of submitted rollouts as these finish, and drops rows that are too old to train on.
+    """A stream of token rows from rollouts as they finish, without rows that are too old to train on.
 
-    The trainer raises ``version`` after each optimiser step, while rollouts go on. A row is as old as its oldest
-    sampled token. If the engine reports no version of a token, the version at which the rollout was submitted counts,
+    The trainer increments ``version`` after each optimiser step, while rollouts continue. A row is as old as its oldest
+    sampled token. If the engine does not report the policy version of each token, the version at submission counts,
     because the engine's weights are at least as new.
 
     Attributes:
         version: the trainer's policy version.
-        dropped: the number of rows that were too old.
+        dropped: the number of rows that were dropped because they were too old.
 
     Args:
         thread: runs the rollouts.
-        staleness: the number of policy versions that a row may be behind the trainer.
+        staleness: the maximum number of policy versions that a row may lag behind the trainer.
         version: the policy version at the start.
 
     Raises:
@@ -241,7 +242,7 @@ class RolloutStream:
         self._pending: dict[asyncio.Task[Trajectory], int] = {}
 
     def __len__(self) -> int:
-        """Return the number of rollouts that were submitted and not handed out."""
+        """Return the number of submitted rollouts that :meth:`next` has not returned yet."""
         return len(self._pending)
 
     def submit(self, task: Task, *, attempt: int = 0, draw: Draw | None = None) -> None:
@@ -250,7 +251,7 @@ class RolloutStream:
         self._pending[running] = self.version
 
     async def next(self) -> tuple[Trajectory, tuple[TokenRow, ...]]:
-        """Wait for the next rollout, and return its record and the rows with loss that are fresh enough.
+        """Wait for a rollout to finish; return its record, and its rows that carry loss and are fresh enough.
 
         Raises:
             InvalidValue: no rollout is pending.
@@ -259,7 +260,7 @@ class RolloutStream:
         if not self._pending:
             raise InvalidValue("no rollout is pending", hint="submit() one first")
         finished, _ = await asyncio.wait(self._pending, return_when=asyncio.FIRST_COMPLETED)
-        running = next(task for task in self._pending if task in finished)  # in the order of submission
+        running = next(task for task in self._pending if task in finished)  # the earliest submission
         submitted = self._pending.pop(running)
         rollout = running.result()
         rows = [row for row in rollout.rows if any(row.mask)]
@@ -279,11 +280,11 @@ class RolloutStream:
 
 
 class ClusterChecks:
-    """Validations and evaluations on a cluster's nodes: the ``elsewhere`` of :func:`.run_validations`.
+    """Run validations and evaluations on cluster nodes, as the ``elsewhere`` of :func:`.run_validations`.
 
     Args:
         cluster: the cluster.
-        workers: tasks at once on each node; the number of its CPUs if None.
+        workers: maximum concurrent tasks per node; None for the node's number of CPUs.
 
     Raises:
         MissingExtra: Ray is not installed.
@@ -295,7 +296,7 @@ class ClusterChecks:
 
     @property
     def reports(self) -> tuple[NodeReport, ...]:
-        """Reports of all nodes, including lost ones."""
+        """Reports of all nodes, including lost nodes."""
         return self._cluster.reports
 
     def __call__(
@@ -304,7 +305,7 @@ class ClusterChecks:
         """Run checks on the nodes, as :class:`.Elsewhere` describes.
 
         Raises:
-            HostError: there is no such cluster, or none of its nodes works for this program.
+            HostError: there is no such cluster, or none of its nodes can run the checks.
         """
         budgets = Budgets() if self._workers is None else Budgets(gradings=self._workers)
         todo = [

@@ -11,13 +11,13 @@ from minisandbox.trajectories import Timings, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """An ended rollout without its conversation.
+    """The result and the metrics of an ended rollout, without its conversation.
 
     Attributes:
         instance_id: the task's id.
         attempt: the index of the rollout among the task's rollouts, from 0.
-        exit_status: why the agent ended, in SWE-agent's terms.
-        verdict: the grade's verdict, or None if grading was not reached.
+        exit_status: why the agent stopped, in SWE-agent's terms: ``submitted``, ``exit_cost`` or another.
+        verdict: the grade's verdict, or None if the rollout ended before grading.
         reason: the grade's reason, or the kind of failure.
         detail: a sentence that explains the reason.
         timings: the duration of each phase.

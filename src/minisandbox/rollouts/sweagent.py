@@ -1,4 +1,4 @@
-"""Convert trajectories to SWE-agent's format, version 1.1 and later (SWE-agent's documentation, usage/trajectories)."""
+"""Convert trajectories to the format of SWE-agent 1.1 and later (documented in SWE-agent's usage/trajectories)."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def trajectory_file(trajectory: Trajectory) -> dict[str, object]:
         "trajectory": _turns(trajectory) or _steps(trajectory),
         "history": _history(trajectory),
         "info": {
-            "exit_status": re.sub("exit_(steps|tokens)", "exit_cost", trajectory.exit_status),  # SWE-agent's only limit
+            # SWE-agent has no exit status for limits on steps or tokens
+            "exit_status": re.sub("exit_(steps|tokens)", "exit_cost", trajectory.exit_status),
             "submission": None if patch is None else patch.decode("utf-8", "surrogateescape"),
             "reward": trajectory.reward,
             "model_stats": {

@@ -1,4 +1,4 @@
-"""Write ATIF, Harbor's trajectory format (its RFC 0001), in version 1.8, and read its versions 1.0 to 1.8.
+"""Write ATIF 1.8, the trajectory format of Harbor (its RFC 0001), and read ATIF 1.0 to 1.8.
 
 Each trial's directory contains ``agent/trajectory.json``, and the verifier's rewards in ``result.json``. A trial with
 several steps has one trajectory per step, in ``steps/NAME/agent``.
@@ -119,7 +119,7 @@ def atif_of(trajectory: Trajectory, *, example: Example, tokens: bool = True) ->
 
 
 def _message_steps(trajectory: Trajectory, tokens: bool) -> Iterator[Json]:
-    """Yield a step per message, except for results of commands, which are part of the step of the response."""
+    """Yield one step per message, but add the results of commands to the step of the response."""
     turn_of = {turn.message: number for number, turn in enumerate(trajectory.turns)}
     sampled = _sampled(trajectory.rows) if tokens else {}
     acted = {step.turn - 1 for step in trajectory.steps}
@@ -206,7 +206,7 @@ def _sampled(rows: Sequence[TokenRow]) -> dict[int, Tokens]:
     """Return the tokens of each turn, by the turn's number.
 
     A row's mask has one span per new turn, in order. Turns sampled under a constraint have no span; a row with such
-    turns is left out, because its spans cannot be assigned to its turns.
+    turns is omitted, because its spans cannot be assigned to its turns.
     """
     tokens: dict[int, Tokens] = {}
     seen: set[int] = set()
@@ -293,7 +293,7 @@ def _trial_of(file: Path) -> tuple[Path, str]:
 
 
 def _facts_of(trial: Path, step: str) -> _Facts:
-    """Return the task and the outcome from Harbor's ``result.json``; rewards without an exception mean submitted."""
+    """Return the task and outcome from Harbor's ``result.json``. Rewards without an exception mean ``submitted``."""
     result = _read(trial / "result.json") if (trial / "result.json").is_file() else {}
     outcomes = {str(entry.get("step_name")): entry for entry in map(_object, _list(result.get("step_results")))}
     outcome = outcomes.get(step, {}) if step else result
@@ -350,7 +350,7 @@ def _parsed(steps: list[object], location: str) -> list[atif.Step]:
         return [
             model.model_validate({**_object(step), "step_id": n}, extra="ignore") for n, step in enumerate(steps, 1)
         ]
-    except ValueError as error:  # pydantic's ValidationError
+    except ValueError as error:  # includes pydantic's ValidationError
         raise TrajectoryError(f"{location} is damaged", reason=" ".join(str(error).split())) from error
 
 
@@ -385,7 +385,7 @@ def _is_sampled(step: atif.Step) -> bool:
 
 
 def _rows(steps: Sequence[atif.Step]) -> tuple[TokenRow, ...]:
-    """Return the training rows of a trajectory; none unless every response has token ids.
+    """Return the training rows of a trajectory, or no rows if any response lacks token ids.
 
     A response whose numbers of log-probabilities and tokens differ carries no loss.
     """

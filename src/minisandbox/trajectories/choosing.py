@@ -12,7 +12,7 @@ from minisandbox.trajectories.example import Example
 from minisandbox.trajectories.reports import StageReport
 
 Refusal = tuple[str, str]
-"""The reason for dropping an example: a machine-readable reason, and an explanation."""
+"""Why an example is dropped: a machine-readable reason, and an explanation."""
 
 SUBMITTED = "submitted"
 _HUNK = re.compile(rb"^(@@ -\d+(?:,\d+)? \+\d+(?:,\d+)? @@).*$", re.MULTILINE)
@@ -289,6 +289,6 @@ def drawn(
 
 
 def table_of(rules: Collect | Filter) -> dict[str, object]:
-    """Return the rules that are set, in the format of a report."""
+    """Return the rules as a table for the report, without None, False and empty tuples."""
     values = {field.name: getattr(rules, field.name) for field in fields(rules)}
     return {name: value for name, value in values.items() if value is not None and value is not False and value != ()}

@@ -1,8 +1,8 @@
 """Convert frozen dataclasses and token rows to JSON and back; reject unknown and missing fields.
 
-The module covers the types in this package's schemas: strings, numbers, booleans, bytes, None, string enumerations,
-dataclasses, tuples of one type, unions of these, JSON objects, and token rows. Bytes become UTF-8 text; invalid bytes
-become surrogates (PEP 383).
+Supported types are strings, numbers, booleans, bytes, None, string enumerations, dataclasses, tuples of one type,
+unions of these, JSON objects, and token rows. Bytes are stored as UTF-8 text, in which surrogates replace invalid bytes
+(PEP 383).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def to_json(value: object) -> object:
     """Convert a value to JSON types, which ``json.dumps`` accepts.
 
     Args:
-        value: a dataclass, or another value of the types that this module covers.
+        value: a dataclass, or a value of another supported type.
 
     Raises:
-        TypeError: the value has a type that this module does not cover.
+        TypeError: the value's type is not supported.
     """
     match value:
         case str():  # also members of a StrEnum
@@ -58,7 +58,7 @@ def from_json(kind: type[T], value: object, *, location: str) -> T:
     """Convert decoded JSON to a value of the given type.
 
     Args:
-        kind: the dataclass, or another type that this module covers.
+        kind: the dataclass, or another supported type.
         value: the result of ``json.loads``.
         location: the value's name in error messages.
 

@@ -1,4 +1,4 @@
-"""Define examples, which are trajectories of any program as training data, and their JSON Lines format."""
+"""Define examples (rollouts of any agent program, as training data) and their JSON Lines format."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Example:
         submission: the patch, or None if unknown.
         reward: 1.0 if the submission resolves the task, else 0.0; None if unknown, for instance after an unconfirmed
             pass.
-        exit_status: why the agent ended, in SWE-agent's terms; None if unknown.
+        exit_status: why the agent stopped, in SWE-agent's terms, for instance ``submitted``; None if unknown.
         flags: findings to review before trusting the reward.
         model: the model's name.
         agent: the agent's name.
         tokens: the number of tokens of the longest prompt and its response, counted by the engine; None if unknown.
-        rows: the read and sampled tokens as training sequences; empty if unknown.
+        rows: the prompt and sampled tokens as training sequences; empty if unknown.
         source: the name of the run or file that contained the example.
     """
 

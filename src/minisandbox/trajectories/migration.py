@@ -16,10 +16,10 @@ _SINCE: Mapping[int, Mapping[str, Mapping[str, object]]] = {
         "": {"patches": []},
         "turns": {"queued": 0.0},
         "rows": {"versions": []},
-        "grade": {"score": None, "misread": []},  # some records of version 3 have them
+        "grade": {"score": None, "misread": []},  # some records of version 3 already have these fields
     },
 }
-"""For each version, the fields that it added, with the values of older records: by the object or list of objects."""
+"""The fields that each version added, by the object that contains them ("" is the root), with default values."""
 
 
 def upgrade(body: dict[str, object], version: int) -> None:
@@ -44,7 +44,7 @@ def upgrade_rows(body: dict[str, object]) -> None:
 
 
 def _rename_verdict(grade: dict[str, object]) -> None:
-    """Name the verdict by its reason: version 1 had three verdicts, and flags without details."""
+    """Derive the verdict from its reason, because version 1 had only three verdicts, and add details to flags."""
     reason = grade.get("reason")
     if grade.get("verdict") in ("unresolved", "failed_to_grade") and reason in tuple(Reason):
         grade["verdict"] = str(Reason(str(reason)).verdict)
@@ -53,7 +53,7 @@ def _rename_verdict(grade: dict[str, object]) -> None:
 
 
 def _objects(value: object) -> Iterator[dict[str, object]]:
-    """Yield the object itself, or the objects of a list; nothing else, which the decoder rejects."""
+    """Yield a JSON object, or the objects of a list. Leave other values for the decoder to reject."""
     for item in value if isinstance(value, list) else [value]:
         if isinstance(item, dict):
             yield item

@@ -23,11 +23,11 @@ _TOOL: Json = {
         },
     },
 }
-"""The tool of all versions that use tool calls. It is defined here because trajectories do not contain its schema."""
+"""The tool of all versions that use tool calls, defined here because trajectories do not contain its schema."""
 
 
 def is_mini(body: Json) -> bool:
-    """Return whether an object has the fields of a mini-swe-agent trajectory; files before 1.4 name no format."""
+    """Return whether an object has the fields of a mini-swe-agent trajectory. Files before 1.4 name no format."""
     messages, info = body.get("messages"), body.get("info")
     return isinstance(messages, list) and isinstance(info, Mapping) and "model_stats" in info
 
@@ -109,7 +109,7 @@ def _answer(response: Json) -> Json:
 
 
 def _content(content: object) -> object:
-    """Convert the text parts of content to the chat API's type of part."""
+    """Rename the Responses API's types of text parts to the chat API's ``text``."""
     return list(_parts(content)) if isinstance(content, list) else content
 
 

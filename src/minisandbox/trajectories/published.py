@@ -79,7 +79,7 @@ def messages_of(value: object, location: str) -> tuple[Message, ...]:
 
 
 def _plain(message: object) -> object:
-    """Convert a message to OpenAI's format: SWE-agent's field for call ids, and values that ``datasets`` decoded."""
+    """Convert SWE-agent's field for call ids, and JSON that ``datasets`` decoded, to OpenAI's message format."""
     if not isinstance(message, Mapping):
         return message
     body = dict(message)
@@ -102,12 +102,13 @@ def _with_text(call: object) -> object:
     arguments = function.get("arguments")
     if not isinstance(arguments, Mapping):
         return call
-    present = {name: value for name, value in arguments.items() if value is not None}  # a struct has all calls' keys
+    # in a Parquet struct, each call has the keys of all calls, with None for the keys that it lacks
+    present = {name: value for name, value in arguments.items() if value is not None}
     return {**call, "function": {**function, "arguments": json.dumps(present)}}
 
 
 def reward_of(values: Mapping[str, object]) -> float | None:
-    """Return a row's ``reward``, or else 1.0 or 0.0 from ``resolved``, or None if it has neither."""
+    """Return a row's ``reward``; without this column, 1.0 or 0.0 from ``resolved``; None if both are missing."""
     for name in ("reward", "resolved"):
         value = values.get(name)
         if isinstance(value, bool | int | float):

@@ -1,4 +1,4 @@
-"""Report what a data stage (collect, filter, balance, export) did: counts, and each dropped example with its reason."""
+"""Report a data stage (collect, filter, balance, export): its counts, and why each dropped example was dropped."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class StageReport:
         read: the number of examples read.
         kept: the number of examples kept.
         dropped: the dropped examples, in order.
-        notes: other counts, by description.
+        notes: further counts, each by its description.
     """
 
     stage: str
@@ -80,7 +80,7 @@ class StageReport:
 
     @property
     def per_instance(self) -> dict[int, int]:
-        """The number of tasks by the number of examples kept, including 0."""
+        """The number of tasks by how many of their examples were kept, including 0."""
         return dict(sorted(Counter(self._instances.values()).items()))
 
     def to_json(self) -> dict[str, object]:

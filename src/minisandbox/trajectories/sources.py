@@ -16,7 +16,7 @@ from minisandbox.trajectories.sweagent import has_traj_files, read_traj_files
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How to interpret files of other programs.
+    """Options for reading the files of other programs.
 
     Attributes:
         style: the style of the responses; "" to detect it.
@@ -56,6 +56,6 @@ def read_examples(path: Path, reading: Reading | None = None) -> Iterator[Exampl
         for row in source.rows:
             convert = example_of_mini if is_mini(row.values) else example_of_row
             yield convert(row.values, location=row.place, source=source.name, style=reading.style)
-    finally:  # close the file also if a row is rejected
+    finally:  # close the file even if a row is rejected
         if isinstance(source.rows, Generator):
             source.rows.close()

@@ -27,7 +27,7 @@ _NUMBERS = ("insert_line", "view_range")
 
 
 class CannotSay(TrajectoryError):
-    """The response has no valid tool call, or the style cannot express one."""
+    """A response contains no valid tool call, or a style cannot express the tool call."""
 
     exit_code = 35
 
@@ -49,7 +49,7 @@ class DecodedCall:
 
 @dataclass(frozen=True, slots=True)
 class ParsedAnswer:
-    """A parsed response.
+    """The thought and the tool calls of a response.
 
     Attributes:
         thought: the text around the calls.
@@ -80,7 +80,7 @@ class Style(Protocol):
         ...
 
     def write(self, answer: ParsedAnswer) -> Message:
-        """Write a response, so that :meth:`read` returns the same calls.
+        """Write a response from which :meth:`read` parses the same calls.
 
         Raises:
             CannotSay: the style cannot express the response.
@@ -124,7 +124,7 @@ def _decoded(call: ToolCall) -> DecodedCall:
 
 
 class XmlStyle:
-    """``<function=NAME>`` with ``<parameter=NAME>``, unescaped: the format that SWE-agent-LM was trained on."""
+    """Tool calls as unescaped ``<function=NAME>`` and ``<parameter=NAME>`` tags, as in SWE-agent-LM's training data."""
 
     name = "xml"
     answers_calls = False
@@ -226,15 +226,15 @@ EDITOR = "str_replace_editor"
 SUBMIT = "submit"
 _FENCE = re.compile(r"^```(\S*)[ \t]*$", re.MULTILINE)
 _OPTIONS = ("file_text", "view_range", "old_str", "new_str", "insert_line")
-"""The options of SWE-agent's editor, in the order in which its command line has them after the command and the path."""
+"""Options of SWE-agent's editor, in the order of its command line, where they follow the command and the path."""
 
 
 class TicksStyle:
     """The format of SWE-agent's ``thought_action`` parser: the last block fenced by three backticks is the action.
 
     The block contains a command line, which SWE-agent builds from a tool's signature (``sweagent/tools/commands.py``).
-    For the editor, each missing argument leaves a space. :meth:`write` reproduces these spaces; :meth:`read` ignores
-    them.
+    In the editor's command line, each omitted option leaves an extra space. :meth:`write` reproduces these spaces, and
+    :meth:`read` ignores them.
     """
 
     name = "ticks"
@@ -316,7 +316,7 @@ def _option(value: object) -> str:
 
 
 def _call(action: str) -> DecodedCall:
-    """Parse an action; a text that is neither an editor call nor submit is a bash command."""
+    """Parse an action. Text that is neither an editor call nor ``submit`` is a bash command."""
     if not action.strip():
         raise CannotSay("the block is empty")
     if action.strip() == SUBMIT:
@@ -373,10 +373,10 @@ class Converter:
         styles: all known styles, by name.
         system: replaces every system prompt; None keeps the system prompts.
         rewrite: adapts prompts when the style changes; None keeps the prompts.
-        tools: the model's tools, for examples without tools that are converted to tool calls.
+        tools: the model's tools, for examples that list no tools and are converted to tool calls.
 
     Attributes:
-        notes: counts of unusual examples, for the report.
+        notes: counts of unconverted responses and of prompts that may be outdated, for the report.
     """
 
     def __init__(

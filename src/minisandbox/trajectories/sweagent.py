@@ -116,7 +116,7 @@ def _reward(
     info: Mapping[str, object],
     prediction: Mapping[str, object],
 ) -> float | None:
-    """Return the reward in the evaluation's report if there is a report, as SWE-smith does, or else in the file."""
+    """Return the reward from the report, as SWE-smith does. Without a report, use the trajectory or prediction."""
     report = (file.parent if evaluation is None else evaluation / name) / _REPORT
     if report.is_file():
         body = _object(report)

@@ -43,7 +43,7 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TokenisedRow:
-    """One training sequence.
+    """One tokenised training sequence, with its loss mask.
 
     Attributes:
         traj_id: the id of the example.
@@ -87,7 +87,7 @@ class TokenisedRow:
 
 
 def captured_rows(example: Example) -> Iterator[TokenisedRow]:
-    """Yield the token rows that the example's engine reported.
+    """Yield the token rows that the inference engine reported for an example.
 
     Args:
         example: the example.
@@ -102,7 +102,7 @@ def templated_row(example: Example, tokenizer: Tokenizer) -> TokenisedRow:
     """Tokenise an example's conversation with a chat template.
 
     All tokens of a response up to its end-of-turn token carry loss. Tokens that the template adds after the end-of-turn
-    token do not.
+    token carry no loss.
 
     Args:
         example: the example.
@@ -151,13 +151,13 @@ def _split(text: str, positions: Sequence[int], tokenizer: Tokenizer) -> tuple[l
     Tokenising the parts separately would produce different tokens: many tokenizers start each text with a space mark,
     and some special tokens include the whitespace around them. A token that spans a position counts as before it.
     """
-    if not tokenizer.is_fast:  # without offsets, compare with the tokens of each prefix
+    if not tokenizer.is_fast:  # a slow tokenizer reports no offsets, so compare prefixes
         ids = _ids(text, tokenizer)
         return ids, [_common(ids, _ids(text[:position], tokenizer)) for position in positions]
     encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     offsets, counts, count = encoding["offset_mapping"], [], 0
     for position in positions:
-        # some tokenizers exclude a space from its token's offsets, so both offsets are the end of the space
+        # some tokenizers give a space token an empty span, with both offsets at the end of the space
         while count < len(offsets) and (offsets[count][0] < position or offsets[count][1] <= position):
             count += 1
         counts.append(count)

@@ -25,8 +25,8 @@ class StepRecord:
         signal: the number of the signal that killed the command, or None.
         stdout: the recorded part of stdout.
         stderr: the recorded part of stderr.
-        dropped_stdout: the number of bytes of stdout that were dropped.
-        dropped_stderr: the number of bytes of stderr that were dropped.
+        dropped_stdout: the number of bytes of stdout that were not recorded.
+        dropped_stderr: the number of bytes of stderr that were not recorded.
         duration: the run time in seconds.
         turn: the number of model responses before the command.
         began: seconds from the start of the agent's loop to the start of the command.
@@ -52,14 +52,14 @@ class TurnRecord:
     """One response of the model.
 
     Attributes:
-        message: the response's index in the messages.
-        began: seconds from the start of the agent's loop to the request.
+        message: the index of the response in the trajectory's messages.
+        began: seconds from the start of the agent's loop to the first request for the response.
         seconds: seconds from the request to the response, including failed tries.
         tries: the number of requests, including failed requests.
         usage: the token counts.
         finish_reason: why the response ended: ``stop``, ``length`` or ``tool_calls``.
         cost: the cost in US dollars.
-        queued: the part of ``seconds`` for which the request waited in queues, as far as the model reports it.
+        queued: the part of ``seconds`` that the request waited in queues, if the model reports this time.
     """
 
     message: int
@@ -74,12 +74,12 @@ class TurnRecord:
 
 @dataclass(frozen=True, slots=True)
 class PatchRecord:
-    """The workspace's changes after a turn, if they differ from those after the turn before.
+    """The workspace's changes after a turn, recorded only if they differ from the previous record.
 
     Attributes:
-        turn: the number of model responses before it was taken.
-        patch: the patch; None if there is none.
-        detail: why there is no patch, or "".
+        turn: the number of model responses before this record.
+        patch: the changes as a patch; None if no patch could be recorded.
+        detail: the reason if no patch could be recorded, else "".
     """
 
     turn: int
@@ -97,7 +97,7 @@ class Timings:
         patch: taking the submission.
         grade: grading the submission.
         total: the whole rollout, including the wait for grading.
-        queued: from the start of the batch to the start of the rollout; not in the total.
+        queued: from the start of the batch to the start of the rollout; not included in ``total``.
         image: the part of ``queued`` spent waiting for the image.
         model: the part of ``agent`` spent waiting for the model.
         commands: the part of ``agent`` spent running commands.
@@ -147,11 +147,11 @@ class Trajectory:
         image_key: the image's key in the store; empty without an image.
         started: the start time, UTC in ISO 8601.
         minisandbox: the version of MiniSandbox that wrote the record.
-        exit_status: why the agent ended, in SWE-agent's terms.
+        exit_status: why the agent stopped, in SWE-agent's terms: ``submitted``, ``exit_cost`` or another.
         detail: a sentence that explains the exit status, or "".
         steps: the agent's commands.
         submission: the agent's patch, or None if no patch could be taken.
-        grade: the verdict, or None if grading was not reached.
+        grade: the grade, or None if the rollout ended before grading.
         failure: the infrastructure error that prevented the rollout from finishing, or None.
         timings: the duration of each phase.
         model: the model's name; empty for an agent without a model.
@@ -159,9 +159,9 @@ class Trajectory:
         configuration: the agent's configuration.
         messages: the whole history of the conversation.
         turns: the model's responses, in order.
-        rows: the read and sampled tokens as training sequences, whose turns are indices of ``turns``; empty if the
-            engine does not report tokens.
-        tries: the infrastructure errors of earlier tries of this rollout.
+        rows: the prompt and sampled tokens as training sequences, whose ``turns`` are indices into this record's
+            ``turns``; empty if the engine does not report tokens.
+        tries: the infrastructure errors that ended earlier tries of this rollout.
         patches: the workspace's changes after each turn that changed it; empty if they were not recorded.
     """
 
@@ -200,11 +200,11 @@ class Trajectory:
 
     @property
     def unconfirmed(self) -> bool:
-        """Whether all tests passed but the pass could not be confirmed."""
+        """Whether all tests passed, but further test runs could not confirm the pass."""
         return self.failure is None and self.grade is not None and self.grade.verdict is Verdict.UNCONFIRMED
 
     def patch_after(self, turn: int) -> PatchRecord | None:
-        """Return the workspace's changes after a number of responses; None if nothing had changed by then."""
+        """Return the workspace's changes after the first ``turn`` responses, or None if nothing had changed by then."""
         return next((record for record in reversed(self.patches) if record.turn <= turn), None)
 
     def reward_or(self, unconfirmed: float | None) -> float | None:

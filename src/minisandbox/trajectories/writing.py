@@ -23,7 +23,7 @@ _BATCH = 64  # rows in memory; a trajectory has about 100 kB, and larger batches
 
 
 def chat_row(example: Example) -> dict[str, object]:
-    """Return an example in SWE-smith's published layout: messages in OpenAI's format, with their origin.
+    """Return an example in SWE-smith's published layout: its messages in OpenAI's format, and its origin.
 
     Invalid UTF-8 in patches becomes U+FFFD, and unpaired surrogates in messages become question marks, because readers
     of these rows reject both.
@@ -105,7 +105,7 @@ _SCHEMAS: Mapping[Kind, Callable[[Any], Any]] = {
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> int:
-    """Write lines, which must end in newlines, to a file that is replaced atomically; return the number of lines.
+    """Replace a file atomically with lines, which must end in newlines, and return the number of lines.
 
     Raises:
         OSError: the file cannot be written; its earlier content is unchanged.

@@ -1,9 +1,9 @@
-"""The driver of a cluster: which node builds which image and runs which job.
+"""Schedule jobs and image builds over the nodes of a cluster.
 
-Each node pulls: it reports what has ended and how many jobs it can start, and gets jobs in return. Nodes that have a
-task's image run its jobs; a node with room builds the image of another task, or one whose jobs wait for busy nodes.
-All decisions are made on one event loop, and clocks of two nodes are never compared. The first result of a job counts;
-later results are discarded.
+Each node reports its finished jobs and how many more jobs it can start, and then receives new jobs. A job runs on a
+node that has its task's image. A node with free capacity builds the image of another task, or an image whose jobs wait
+for busy nodes. All decisions are made on one event loop, and clocks of different nodes are never compared. The first
+result of a job counts, and later results are discarded.
 """
 
 from __future__ import annotations
@@ -29,41 +29,48 @@ from minisandbox.rollouts.setup import Setup
 from minisandbox.tasks import Task
 
 SILENCE = 30.0
-"""Seconds without an answer after which other nodes repeat a node's unfinished jobs."""
-_MOST_LOST = 3  # nodes that a job may lose
+"""Seconds without a response after which other nodes repeat a node's unfinished jobs."""
+_MOST_LOST = 3
+"""The number of lost nodes after which a job ends without a verdict."""
 _LOOK = 2.0
-_REST = 10.0  # seconds before a node that failed to start is tried again
-_NO_NODES = 300.0  # seconds without any node until the batch fails
-_JOINING = 10.0  # seconds to wait for the nodes that are present at the start
-_LOOK_AT = 256  # tasks to compare when a node needs an image to build
-_BUILD_AHEAD = 4  # tasks with waiting jobs from which on a busy node builds no further image
+"""Seconds between two searches for new nodes."""
+_REST = 10.0
+"""Seconds until a failed start of a worker on a node is tried again."""
+_NO_NODES = 300.0
+"""Seconds without a usable node after which the batch fails."""
+_JOINING = 10.0
+"""Maximum seconds to wait for workers to start on the nodes that are present when the batch starts."""
+_LOOK_AT = 256
+"""Maximum tasks to compare when choosing the next image to build."""
+_BUILD_AHEAD = 4
+"""If a busy node has the images of this many tasks with waiting jobs, it builds no further images."""
 _NODE_PHASES = ("sandbox", "patch", "grade")
-"""Phases whose infrastructure errors may be those of one node, so that the rollout is repeated on another node."""
+"""Phases in which an infrastructure error may affect only one node, so the rollout is repeated on another node."""
 
 
 class Node(Protocol):
-    """A node. Each call raises :class:`.NodeLost` if the node is lost."""
+    """A connection to a node. Each method raises :class:`.NodeLost` if the node is lost."""
 
     name: str
     """The node's address."""
     resources: Resources
     capacity: int
-    """Jobs at once."""
+    """Maximum concurrent jobs."""
     images: frozenset[str]
-    """Names of the images in its store at the start."""
+    """Names of the images in the node's store when the worker started."""
 
     async def exchange(self, order: Order) -> Report:
-        """Call :meth:`.Worker.exchange`."""
+        """Send an order to the node, and return the node's report (:meth:`.Worker.exchange`)."""
 
     async def wake(self) -> None:
-        """Call :meth:`.Worker.wake`."""
+        """Make a pending :meth:`exchange` return at once (:meth:`.Worker.wake`)."""
 
     async def close(self) -> None:
         """Stop the node's work."""
 
 
 class Finder(Protocol):
-    """Finds nodes, and starts workers on them."""
+    """Lists the nodes of a cluster, and starts workers on them."""
 
     async def ids(self) -> set[str]:
         """Return the ids of the nodes that are present now."""
@@ -81,12 +88,12 @@ class Finder(Protocol):
 
 @dataclass(slots=True)
 class NodeReport:
-    """A node's part in a batch.
+    """Counts of a node's work in a batch.
 
     Attributes:
         name: the node's name.
-        rollouts: results that were the first of their rollout.
-        late: results that came after another node's.
+        rollouts: results that were the first for their job.
+        late: discarded results of jobs that had already ended or were dropped.
         built: images built for the batch.
     """
 
@@ -98,12 +105,15 @@ class NodeReport:
 
 @dataclass(eq=False, slots=True)
 class _Group:
-    """A task, its waiting jobs, and the members that have its image or build it."""
+    """A task, its waiting jobs, and the nodes that have or build its image.
+
+    ``members`` maps each node to whether its image is ready, and ``failures`` each node to the error of a failed build.
+    """
 
     task: Task
     jobs: deque[Job] = field(default_factory=deque)
-    members: dict[_Member, bool] = field(default_factory=dict)  # whether the image is ready there
-    failures: dict[_Member, MiniSandboxError] = field(default_factory=dict)  # failed builds
+    members: dict[_Member, bool] = field(default_factory=dict)
+    failures: dict[_Member, MiniSandboxError] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -112,18 +122,30 @@ class _Group:
 
 @dataclass(eq=False, slots=True)
 class _Member:
-    """A node, its jobs and its state."""
+    """A node, its jobs and its state.
+
+    Attributes:
+        free: the number of jobs that the node can start now.
+        known: ids of the tasks that were sent to the node.
+        repos: repositories whose layers the node has or is building.
+        ready: groups whose image the node has; some may have no waiting jobs.
+        building: the number of images that the node is building.
+        drop: keys of cancelled jobs, for the next order.
+        idle: whether the node had free capacity left after its last order.
+        full: whether the node's disk is full.
+        silent: whether the node does not respond.
+    """
 
     node: Node
     report: NodeReport
     free: int = 0
     jobs: dict[Key, Job] = field(default_factory=dict)
-    known: set[str] = field(default_factory=set)  # tasks that were sent to the node
-    repos: set[str] = field(default_factory=set)  # repositories of which it has layers
-    ready: deque[_Group] = field(default_factory=deque)  # groups whose image it has; some may have no waiting jobs
+    known: set[str] = field(default_factory=set)
+    repos: set[str] = field(default_factory=set)
+    ready: deque[_Group] = field(default_factory=deque)
     building: int = 0
     drop: list[Key] = field(default_factory=list)
-    idle: bool = False  # waits for a report with room left
+    idle: bool = False
     full: bool = False
     silent: bool = False
     lost: bool = False
@@ -136,7 +158,7 @@ class Driver:
         finder: lists nodes and starts workers on them.
         setup: the agent, its model, and limits, for the records of rollouts that cannot start.
         budget: the model's budget, for all nodes together.
-        silence: seconds without an answer after which other nodes repeat a node's unfinished jobs.
+        silence: seconds without a response after which other nodes repeat a node's unfinished jobs.
         notice: called with messages for the user: a node is lost, or its disk is full.
     """
 
@@ -152,12 +174,15 @@ class Driver:
         self._finder, self._setup, self._budget, self._silence = finder, setup, budget, silence
         self._notice = notice or (lambda _: None)
         self._groups: dict[str, _Group] = {}
-        self._fresh: dict[_Group, None] = {}  # groups with waiting jobs whose image no member has or builds
-        self._shared: dict[_Group, None] = {}  # other groups with waiting jobs
+        # groups with waiting jobs, whose image no node has or is building
+        self._fresh: dict[_Group, None] = {}
+        # groups with waiting jobs, whose image at least one node has or is building
+        self._shared: dict[_Group, None] = {}
+        # by key: unfinished jobs, the nodes responsible for them, how many nodes they lost, and where they failed
         self._open: dict[Key, Job] = {}
-        self._responsible: dict[Key, _Member] = {}  # whose loss moves an open job
+        self._responsible: dict[Key, _Member] = {}
         self._losses: dict[Key, int] = {}
-        self._avoid: dict[Key, _Member] = {}  # the member on which an open job failed
+        self._avoid: dict[Key, _Member] = {}
         self._members: dict[str, _Member] = {}
         self._reports: list[NodeReport] = []
         self._full_disks: list[DiskFull] = []
@@ -167,7 +192,7 @@ class Driver:
 
     @property
     def reports(self) -> tuple[NodeReport, ...]:
-        """Reports of all nodes, including lost ones."""
+        """Reports of all nodes, including lost nodes."""
         return tuple(self._reports)
 
     async def run(self, todo: list[Job], owner: JobOwner) -> None:
@@ -187,7 +212,7 @@ class Driver:
         await self.run([], owner)
 
     def put(self, jobs: list[Job]) -> None:
-        """Add jobs, whose keys differ from those of pending jobs."""
+        """Add jobs. Their keys must differ from the keys of pending jobs."""
         for job in jobs:
             self._groups.setdefault(job.task.instance_id, _Group(job.task))
             self._open[job.key] = job
@@ -212,7 +237,7 @@ class Driver:
         await self._finder.close()
 
     async def _live(self) -> None:
-        """Run all background tasks in their own group, which ends by cancellation."""
+        """Run all background tasks in a separate task group, which :meth:`run` cancels at the end."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             tasks.create_task(self._watch())
@@ -226,7 +251,7 @@ class Driver:
         if not self._open or (self._draining and not self._responsible):
             self._over.set()
 
-    # --- nodes come and go -------------------------------------------------------------------------------------------
+    # --- nodes that join and leave -----------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
         """Start workers on all nodes, including those that join later."""
@@ -235,7 +260,7 @@ class Driver:
         while True:
             try:
                 present = await self._finder.ids()
-            except NodeLost:  # the cluster's head does not answer at the moment
+            except NodeLost:  # the cluster's head does not respond at the moment
                 present = set()
             now = time.monotonic()
             joining = [
@@ -243,7 +268,8 @@ class Driver:
                 for node_id in present - self._members.keys()
                 if now >= next_try.get(node_id, 0.0)
             ]
-            if joining and not self._begun:  # the images on each node decide who runs what
+            # wait for the nodes that are present, because their images decide which node runs which job
+            if joining and not self._begun:
                 await asyncio.wait(joining, timeout=_JOINING)
                 self._begun = True
                 self._wake()
@@ -275,7 +301,7 @@ class Driver:
         self._spawn(self._lead(node_id, member))
 
     async def _lead(self, node_id: str, member: _Member) -> None:
-        """Exchange orders and reports with a node until it is lost."""
+        """Exchange orders and reports with a node until the node is lost."""
         while not member.lost:
             call = asyncio.ensure_future(member.node.exchange(self._order(member)))
             try:
@@ -306,7 +332,7 @@ class Driver:
         member.lost = True
         jobs = self._unfinished(member)
         self._notice(f"node {member.node.name} is lost; its {len(jobs)} rollouts restart elsewhere")
-        self._spawn(member.node.close())  # in case its worker still runs
+        self._spawn(member.node.close())  # the worker may still be running
         for group in self._groups.values():
             if group.members.pop(member, None) is not None and not group.members and group in self._shared:
                 del self._shared[group]
@@ -320,7 +346,7 @@ class Driver:
         self._check_finished()
 
     def _unfinished(self, member: _Member) -> list[Job]:
-        """Return the open jobs that a member is responsible for, and make nobody responsible for them."""
+        """Return the unfinished jobs that a node is responsible for, and end this responsibility."""
         jobs = [job for key, job in member.jobs.items() if self._responsible.get(key) is member]
         for job in jobs:
             del self._responsible[job.key]
@@ -329,7 +355,7 @@ class Driver:
     # --- orders ------------------------------------------------------------------------------------------------------
 
     def _queue(self, jobs: Iterable[Job]) -> None:
-        """Let jobs wait for a node."""
+        """Queue jobs until nodes can run them."""
         for job in jobs:
             job.stage = "queued"
             group = self._groups[job.task.instance_id]
@@ -342,18 +368,18 @@ class Driver:
         self._wake()
 
     def _wake(self) -> None:
-        """Have the nodes that wait with room for jobs report at once."""
+        """Make idle nodes report at once, so that they receive new jobs."""
         for member in self._members.values():
             if member.idle and self._begun:
                 member.idle = False
                 self._spawn(self._wake_member(member))
 
     async def _wake_member(self, member: _Member) -> None:
-        with suppress(NodeLost):  # its exchange reports the loss
+        with suppress(NodeLost):  # the pending exchange reports the loss
             await member.node.wake()
 
     def _order(self, member: _Member) -> Order:
-        """Return a node's next order: as many jobs and builds as it has room for."""
+        """Return a node's next order, with as many jobs and builds as the node can start."""
         jobs: list[Job] = []
         builds: list[_Group] = []
         if self._begun and not self._draining:
@@ -376,7 +402,7 @@ class Driver:
         )
 
     def _next_job(self, member: _Member) -> Job | None:
-        """Take the next job whose image a node has, and make the node responsible for it."""
+        """Take the next job for which a node has the image, and make the node responsible for this job."""
         for _ in range(len(member.ready)):
             group = member.ready[0]
             while group.jobs:
@@ -384,10 +410,10 @@ class Driver:
                 if job.key in self._open and self._avoid.get(job.key) is member and self._others(member, group):
                     break
                 self._take_first(group)
-                if job.key not in self._open:  # a late result has arrived, or nobody waits for the job
+                if job.key not in self._open:  # the job has a result by now, or was dropped
                     continue
                 self._responsible[job.key] = member
-                if job.key not in member.jobs:  # else the node was silent, and still runs the job
+                if job.key not in member.jobs:  # otherwise, the node was silent and still runs the job
                     return job
             if group.jobs:
                 member.ready.rotate(-1)
@@ -402,7 +428,7 @@ class Driver:
             self._shared.pop(group, None)
 
     def _next_build(self, member: _Member) -> _Group | None:
-        """Take a group whose image a node shall build: preferably one with layers of a repository that it has."""
+        """Choose the next image for a node to build, preferably of a repository whose layers the node has."""
         if member.full or (member.free <= 0 and len(member.ready) >= _BUILD_AHEAD):
             return None
         fresh = [group for group in islice(self._fresh, _LOOK_AT) if member not in group.failures]
@@ -410,7 +436,7 @@ class Driver:
             repos = {repo for other in self._members.values() for repo in other.repos}
             group = max(
                 fresh, key=lambda group: (group.task.repo in member.repos, group.task.repo not in repos)
-            )  # the first of equals
+            )  # of equal groups, max() returns the earliest
             del self._fresh[group]
             self._shared[group] = None
         elif member.free > 0:
@@ -419,7 +445,8 @@ class Driver:
             if not waiting:
                 return None
             group = max(waiting, key=lambda group: len(group.jobs))
-            for other in group.members:  # leave the jobs to this node, until the others have nothing else to do
+            # other nodes serve this group last, so that its jobs wait for this node
+            for other in group.members:
                 if group in other.ready:
                     other.ready.remove(group)
                     other.ready.append(group)
@@ -431,13 +458,13 @@ class Driver:
         return group
 
     def _needs(self, member: _Member, group: _Group, overloaded: bool) -> bool:
-        """Return whether a node shall build the image of a group whose jobs wait for other nodes."""
+        """Return whether a node should build an image that other nodes have, because its jobs wait for them."""
         if member in group.members or member in group.failures:
             return False
         return overloaded or group.members.keys() <= {self._avoid.get(group.jobs[0].key)}
 
     def _overloaded(self, member: _Member) -> bool:
-        """Return whether more jobs wait than the other nodes with their images have room for."""
+        """Return whether more jobs wait than the other nodes that have their images can start."""
         others = {other for group in self._shared for other in group.members if not other.silent} - {member}
         return sum(len(group.jobs) for group in self._shared) > sum(other.free for other in others)
 
@@ -504,7 +531,7 @@ class Driver:
         self._wake()
 
     def _note_image(self, member: _Member, group: _Group) -> None:
-        """Note that a member has the image of a group."""
+        """Record that a node has the image of a group, so that it can run the group's jobs."""
         group.members[member] = True
         member.repos.add(group.task.repo)
         if group.jobs:
@@ -516,7 +543,7 @@ class Driver:
 
     def _give_up_hopeless(self) -> None:
         """End the jobs of images that failed on two nodes, or that no remaining node can build."""
-        if not self._members:  # nodes may come back
+        if not self._members:  # wait, because nodes may come back
             return
         for group in list(self._fresh):
             errors = [*self._full_disks[:1], *group.failures.values()]
@@ -528,7 +555,7 @@ class Driver:
                 self._give_up(jobs, errors[-1])
 
     def _give_up(self, jobs: Iterable[Job], error: MiniSandboxError) -> None:
-        """Record jobs that cannot start."""
+        """End jobs that cannot run, with an error as their outcome."""
         for job in jobs:
             if job.key in self._open:
                 self._end(job, self._unreached(job, error))
@@ -561,7 +588,7 @@ def _can_build(member: _Member, group: _Group) -> bool:
 
 
 def _failed_on_node(outcome: Outcome) -> bool:
-    """Return whether a job failed for a reason that another node may not have."""
+    """Return whether the cause of a job's failure may affect only its node."""
     if isinstance(outcome, Packed):
         return outcome.summary.failed_in in _NODE_PHASES
     return outcome.result is not None and not outcome.result.final

@@ -1,7 +1,7 @@
-"""Ray's part: an actor on each node holds a worker, and the driver calls it.
+"""Connect the driver to the nodes of a Ray cluster, by an actor on each node that runs the worker.
 
-An actor is a process of Ray's. It ends with the driver's job, or when the driver has been silent for too long; the
-kernel then ends its sandboxes.
+An actor is a process that Ray starts. It exits with the driver's Ray job, or when the driver has been silent for too
+long. The kernel then kills the actor's sandboxes.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from minisandbox.store import Store
 Row: TypeAlias = Mapping[str, Any]
 """A node, as listed by Ray."""
 NODE = "{node}"
-"""Placeholder for a node's address in the address of a model's server."""
+"""Placeholder for a node's address in the URL of the model's server."""
 NAMESPACE = "minisandbox"
 SANDBOXES, BUILDS = "sandboxes", "build_slots"
-"""Ray's names of the resources that nodes offer."""
+"""Names of the custom Ray resources that nodes offer."""
 LEASE = 120
-"""Seconds of the driver's silence after which an actor ends, counted only while the actor runs."""
+"""Seconds without a call from the driver after which an actor exits, counted only while the actor runs."""
 _STARTING = 240.0
 _ANSWER = 5.0
-_ID = 12  # characters of a node's id that make it unique
+_ID = 12  # the length of a prefix that identifies a node's id
 _VERSIONS = f"MiniSandbox {__version__} on Python {platform.python_version()}"
 
 
@@ -48,9 +48,10 @@ def import_ray() -> ModuleType:
     Raises:
         MissingExtra: Ray is not installed.
     """
-    # Ray reports its use over the network by default; users who want that set the variable
+    # by default, Ray reports usage statistics over the network; users opt in by setting this variable
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if _has_token():  # a head then asks for tokens, but nodes and drivers send theirs only in this mode (Ray 2.60)
+    # if there is a token, a head requires tokens, but nodes and drivers send theirs only in this mode (Ray 2.60)
+    if _has_token():
         os.environ.setdefault("RAY_AUTH_MODE", "token")
     try:
         import ray  # noqa: PLC0415 - only clusters need it
@@ -63,18 +64,18 @@ def import_ray() -> ModuleType:
 
 
 def _has_token() -> bool:
-    """Return whether Ray finds a token where it looks for one."""
+    """Return whether an authentication token exists in a place that Ray searches."""
     if os.environ.get("RAY_AUTH_TOKEN"):
         return True
     path = os.environ.get("RAY_AUTH_TOKEN_PATH")
     try:
         return (Path(path) if path else Path.home() / ".ray" / "auth_token").is_file()
-    except (OSError, RuntimeError):  # there is no home directory, or another user's
+    except (OSError, RuntimeError):  # the home directory is missing or not accessible
         return False
 
 
 def ray_error(what: str, error: BaseException, hint: str) -> HostError:
-    """Return our error for one of Ray's that kept this machine from starting or joining a cluster.
+    """Convert Ray's exception from starting or joining a cluster to a MiniSandbox error.
 
     Args:
         what: what failed.
@@ -95,10 +96,10 @@ def ray_error(what: str, error: BaseException, hint: str) -> HostError:
 
 
 def connect(address: str) -> bool:
-    """Join a cluster; return False if this process had joined one already.
+    """Join a cluster. Return False if this process has already joined a cluster.
 
     Args:
-        address: of the head, ``HOST:PORT``; ``auto`` uses the cluster of this machine.
+        address: ``HOST:PORT`` of the cluster's head; ``auto`` uses the cluster of this machine.
 
     Raises:
         MissingExtra: Ray is not installed.
@@ -127,7 +128,7 @@ def own_address() -> str:
 
 
 def offered(node: Row) -> Resources | None:
-    """Return the resources of a node in Ray's list; None if it is lost or offers no sandboxes."""
+    """Return the resources of a node in Ray's list, or None if the node is lost or offers no sandboxes."""
     resources = node["Resources"]
     if not node["Alive"] or resources.get(SANDBOXES, 0) < 1:
         return None
@@ -135,7 +136,7 @@ def offered(node: Row) -> Resources | None:
 
 
 class NodeActor:
-    """The actor that Ray runs on a node. It passes calls to the worker, and returns our errors as values.
+    """The actor that Ray runs on a node. It forwards calls to the worker, and returns MiniSandbox errors as values.
 
     Args:
         name: the node's address.
@@ -148,7 +149,7 @@ class NodeActor:
         self._silent = 0
 
     async def hello(self) -> tuple[str, int, frozenset[str], MiniSandboxError | None]:
-        """Start the worker; return versions, the number of jobs at once, the store's images, and an error."""
+        """Start the worker; return versions, the maximum of concurrent jobs, the store's images, and any error."""
         name, resources, terms = self._arguments
         try:
             worker = self._worker = Worker(name, resources, terms, Store.open())
@@ -158,22 +159,22 @@ class NodeActor:
         return _VERSIONS, worker.capacity, frozenset(worker.images()), None
 
     async def exchange(self, order: Order) -> Report:
-        """Call :meth:`.Worker.exchange`."""
+        """Pass an order to the worker, and return the worker's report (:meth:`.Worker.exchange`)."""
         self._silent = 0
         report = await self._worker.exchange(order)
         errors = {name: error if error is None else _portable(error) for name, error in report.built.items()}
         return dataclasses.replace(report, built=errors, fault=report.fault and _portable(report.fault))
 
     async def wake(self) -> None:
-        """Call :meth:`.Worker.wake`."""
+        """Make a pending :meth:`exchange` return at once (:meth:`.Worker.wake`)."""
         await self._worker.wake()
 
     async def status(self) -> Status:
-        """Call :meth:`.Worker.status`."""
+        """Return the worker's status."""
         return self._worker.status()
 
     async def _watch(self) -> None:
-        """Publish metrics, and end this process if the driver has gone without Ray noticing."""
+        """Publish metrics, and exit if the driver is gone and Ray has not noticed."""
         from ray.util.metrics import Gauge  # noqa: PLC0415 - only clusters need it
 
         tags = {"node": self._arguments[0]}
@@ -194,8 +195,8 @@ class NodeActor:
 def _portable(error: MiniSandboxError) -> MiniSandboxError:
     """Return an error that another process can unpickle."""
     try:
-        pickle.loads(pickle.dumps(error))  # noqa: S301 - our own
-    except Exception:  # noqa: BLE001 - pickling may raise anything
+        pickle.loads(pickle.dumps(error))  # noqa: S301 - these bytes are trusted.
+    except Exception:  # noqa: BLE001 - pickling may raise any exception
         return MiniSandboxError(error.what, reason=error.reason, hint=error.hint)
     error.__traceback__ = error.__cause__ = error.__context__ = None
     return error
@@ -210,36 +211,36 @@ async def _call(method: Any, *values: object) -> Any:
     errors = import_ray().exceptions
     try:
         return await method.remote(*values)
-    except errors.RayTaskError:  # a bug in our own code on the node
+    except errors.RayTaskError:  # a bug in MiniSandbox on the node
         raise
     except errors.RayError as error:
         raise NodeLost("a node is lost", reason=str(error).splitlines()[0]) from error
 
 
 class RayNode:
-    """A node, reached through its actor."""
+    """A connection to a node through its actor."""
 
     def __init__(self, name: str, resources: Resources, capacity: int, images: frozenset[str], actor: Any) -> None:
         self.name, self.resources, self.capacity, self.images, self.actor = name, resources, capacity, images, actor
 
     async def exchange(self, order: Order) -> Report:
-        """Call :meth:`.Worker.exchange`."""
+        """Send an order to the node, and return the node's report (:meth:`.Worker.exchange`)."""
         report: Report = await _call(self.actor.exchange, order)
         return report
 
     async def wake(self) -> None:
-        """Call :meth:`.Worker.wake`."""
+        """Make a pending :meth:`exchange` return at once (:meth:`.Worker.wake`)."""
         await _call(self.actor.wake)
 
     async def close(self) -> None:
         """Kill the actor; the kernel then kills its sandboxes."""
         ray = import_ray()
-        with suppress(ray.exceptions.RayError, ValueError):  # it has exited already
+        with suppress(ray.exceptions.RayError, ValueError):  # the actor has exited already
             await asyncio.to_thread(ray.kill, self.actor)
 
 
 async def statuses(nodes: list[Row]) -> dict[str, list[Status]]:
-    """Ask the actors of all batches for their status; return the answers by node id."""
+    """Request the status of the actors of all batches, and return the responses by node id."""
     ray = import_ray()
     actors = ray.util.list_named_actors(all_namespaces=True)
     names = [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE]
@@ -247,7 +248,7 @@ async def statuses(nodes: list[Row]) -> dict[str, list[Status]]:
     for name in names:
         try:
             status = await asyncio.wait_for(_call(ray.get_actor(name, NAMESPACE).status), _ANSWER)
-        except (ValueError, TimeoutError, MiniSandboxError):  # it has just exited, or does not answer
+        except (ValueError, TimeoutError, MiniSandboxError):  # the actor has exited, or does not respond
             continue
         for node_id, statuses_of_node in reports.items():
             if node_id[:_ID] in name:
@@ -259,7 +260,7 @@ class RayNodes:
     """The nodes of a Ray cluster.
 
     Args:
-        address: of the head, or ``auto``.
+        address: the address of the cluster's head, or ``auto``.
         terms: options of the workers.
 
     Raises:
@@ -335,15 +336,15 @@ class Cluster:
     """A Ray cluster for :func:`.run_batch`, :class:`.RolloutThread`, and :class:`.ClusterChecks`.
 
     Attributes:
-        address: of the head, ``HOST:PORT``; ``auto`` uses the cluster of this machine. If this process uses Ray
-            already, its cluster is used.
-        model: options of the nodes' model; ``{node}`` in its ``api_base`` is the node's own address. None if the
-            setup has no model, or a model that can be pickled.
-        api_key: the server's key, if this program generated it; it is sent to the nodes. If None, each node reads
-            its own environment.
-        budget: the batch's budget for the model, including earlier spending.
+        address: ``HOST:PORT`` of the cluster's head; ``auto`` uses the cluster of this machine. If this process has
+            already joined a Ray cluster, that cluster is used.
+        model: options from which each node opens its model; ``{node}`` in ``api_base`` stands for the node's address.
+            None if the setup has no model, or a model that can be pickled.
+        api_key: the API key of the model's server, to send to the nodes if this program generated the key. If
+            None, each node reads the key from its environment.
+        budget: the batch's budget for the model, including the amount that is already spent.
         mirrors: a directory of git repositories, present on each node, that builds use.
-        silence: seconds without an answer after which other nodes repeat a node's unfinished jobs.
+        silence: seconds without a response after which other nodes repeat a node's unfinished jobs.
         notice: called with messages for the user: nodes that join, leave, or fall silent.
     """
 
@@ -357,7 +358,7 @@ class Cluster:
     _driver: Driver | None = field(default=None, init=False)
 
     def check(self) -> None:
-        """Check that this process can join clusters.
+        """Check that Ray is installed, so that this process can join clusters.
 
         Raises:
             MissingExtra: Ray is not installed.
@@ -367,11 +368,11 @@ class Cluster:
     def crew(
         self, setup: Setup, budgets: Budgets, *, tries: int = 3, pause: float = 1.0, checks: bool = False
     ) -> Driver:
-        """Join the cluster and return the driver of its nodes, which starts workers once it runs.
+        """Join the cluster, and return a driver, which starts workers on the nodes when it runs.
 
         Args:
             setup: the agent, its model, and limits.
-            budgets: concurrency limits of each node, which sets ``workers`` and ``builds`` itself.
+            budgets: concurrency limits per node, except ``workers`` and ``builds``, which the node sets.
             tries: maximum tries of a rollout on a node; infrastructure errors are retried.
             pause: seconds before the second try.
             checks: whether the nodes run checks instead of rollouts.
@@ -396,12 +397,15 @@ class Cluster:
 
     @property
     def reports(self) -> tuple[NodeReport, ...]:
-        """Reports of all nodes, including lost ones."""
+        """Reports of all nodes, including lost nodes."""
         return () if self._driver is None else self._driver.reports
 
 
 class _SetupOf:
-    """Creates the setup on a node. Model options are sent instead of clients; keys usually come from the node."""
+    """A function that creates the setup on a node.
+
+    It contains the model's options instead of a client. The API key usually comes from the node's environment.
+    """
 
     def __init__(self, setup: Setup, model: ModelOptions | None, budget: Budget | None, key: str | None) -> None:
         self._values = {option.name: getattr(setup, option.name) for option in dataclasses.fields(setup)}

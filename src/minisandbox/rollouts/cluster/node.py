@@ -1,6 +1,6 @@
-"""What a node of a cluster does: build images, and run rollouts and checks with its own store and model client.
+"""Run a batch's jobs on a cluster node: build images, run rollouts and checks, with the node's store and model client.
 
-The worker does not depend on Ray: an actor calls it on one event loop, and ends its process when the driver is gone.
+The worker does not depend on Ray. A Ray actor calls the worker on one event loop, and exits when the driver is gone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from minisandbox.tasks import Task
 _REPORT_EVERY = 2.0
 """Seconds after which a node reports even if nothing has changed."""
 _GATHER = 0.05
-"""Seconds in which changes are gathered for one report: fewer reports cost the driver less."""
+"""Seconds for which a node collects changes for one report, because fewer reports cost the driver less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class Resources:
     """The resources that a node offers.
 
     Attributes:
-        sandboxes: concurrent rollouts.
-        builds: concurrent image builds.
+        sandboxes: maximum concurrent rollouts.
+        builds: maximum concurrent image builds.
     """
 
     sandboxes: int
@@ -49,10 +49,10 @@ class Terms:
     """Options of a worker, sent to each node.
 
     Attributes:
-        setup_of: creates the setup, given the node's address; this opens the model's client on the node.
+        setup_of: called on the node with the node's address; creates the setup, and opens the model's client.
         checks: whether the node runs checks instead of rollouts.
-        starts: sandboxes created at once; derived from the node's CPUs if None.
-        gradings: submissions graded, or tasks checked, at once; the number of the node's CPUs if None.
+        starts: maximum sandboxes created at a time; None derives the limit from the node's CPUs.
+        gradings: maximum submissions graded, or tasks checked, at a time; None for the node's number of CPUs.
         tries: maximum tries of a rollout on a node; infrastructure errors are retried.
         pause: seconds before the second try.
         mirrors: a directory of git repositories, present on each node, that builds use.
@@ -67,7 +67,7 @@ class Terms:
     mirrors: Path | None = None
 
     def budgets(self, resources: Resources) -> Budgets:
-        """Return a node's concurrency limits. No sandbox is created ahead: a node gets no job before it has room."""
+        """Return a node's limits. The node creates no sandbox in advance, because it gets only jobs it can start."""
         limits = {"starts": self.starts, "gradings": self.gradings}
         return Budgets(
             workers=resources.sandboxes,
@@ -84,10 +84,10 @@ class Assignment:
     Attributes:
         task: the id of the task.
         attempt: the index of the rollout among the task's rollouts.
-        waited: seconds that the job waited at the driver.
+        waited: seconds that the job waited in the driver's queue.
         draw: sampling options for this rollout only.
         check: the check; None for a rollout.
-        earlier: the fingerprint of an earlier result of the check.
+        earlier: the fingerprint of an earlier result of the check. If it is unchanged, the check is skipped.
     """
 
     task: str
@@ -104,9 +104,9 @@ class Order:
 
     Attributes:
         tasks: tasks that the node does not know yet.
-        builds: ids of the tasks whose images the node shall build.
-        jobs: jobs to start, whose images the node has.
-        drop: jobs whose results nobody waits for.
+        builds: ids of the tasks whose images the node must build.
+        jobs: jobs to start. The node has their images.
+        drop: keys of cancelled jobs, which the node must drop.
         left: unfinished jobs of the batch, on all nodes.
     """
 
@@ -119,12 +119,12 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A node's status.
+    """A snapshot of a node's jobs and images.
 
     Attributes:
         stages: number of jobs by stage; checks are ``queued`` or in ``grade``.
-        images: number of images in its store.
-        left: unfinished jobs of the batch, on all nodes, by the driver's last message.
+        images: number of images in the node's store.
+        left: unfinished jobs of the batch, on all nodes, according to the driver's last order.
     """
 
     stages: Mapping[str, int] = field(default_factory=dict)
@@ -134,13 +134,13 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A node's answer to an order.
+    """A node's response to an order.
 
     Attributes:
         outcomes: the jobs that have ended since the last report.
         built: the images built since the last report, by task id, each with the error if the build failed.
-        free: jobs that the node can start now.
-        fault: an error because of which no rollout of the batch can succeed.
+        free: the number of jobs that the node can start now.
+        fault: an error that prevents all further rollouts of the batch from succeeding, or None.
     """
 
     outcomes: tuple[tuple[Key, Outcome], ...] = ()
@@ -150,7 +150,7 @@ class Report:
 
 
 class Worker:
-    """A node's part in a batch. Create and use it on one event loop.
+    """Run the jobs of a batch on one node. Create and use the worker on one event loop.
 
     Args:
         name: the node's address.
@@ -170,7 +170,7 @@ class Worker:
         )  # fmt: skip
         self._checkers = Threads(budgets.gradings, "check")
         self._tasks: dict[str, Task] = {}
-        self._ready: set[str] = set()  # tasks whose image was built, or found in the store, for this batch
+        self._ready: set[str] = set()  # tasks whose image this batch built or found in the store
         self._jobs: dict[Key, Job] = {}
         self._outcomes: list[tuple[Key, Outcome]] = []
         self._built: dict[str, MiniSandboxError | None] = {}
@@ -179,17 +179,17 @@ class Worker:
         self._background: set[asyncio.Task[None]] = set()
         self._serving = asyncio.ensure_future(self._executor.serve(self))
 
-    # --- calls of the driver -----------------------------------------------------------------------------------------
+    # --- called by the driver ----------------------------------------------------------------------------------------
 
     def images(self) -> tuple[str, ...]:
         """Return the names of the images in the store."""
         return tuple(self._store.image_names())
 
     async def exchange(self, order: Order) -> Report:
-        """Start the work of an order, and report as soon as something has changed, or after two seconds.
+        """Start the jobs and builds of an order, and return a report on the next change, or after two seconds.
 
         Raises:
-            Exception: a bug, which has ended the executor or a background task.
+            Exception: a bug has stopped the executor or a background task.
         """
         self._left = order.left
         self._tasks.update((task.instance_id, task) for task in order.tasks)
@@ -208,7 +208,7 @@ class Worker:
             await asyncio.sleep(_GATHER)
         self._changed.clear()
         if self._serving.done():
-            self._serving.result()  # raises its error: nothing else ends it
+            self._serving.result()  # the executor stops only by an error, which this raises
         outcomes, self._outcomes = self._outcomes, []
         built, self._built = self._built, {}
         if self._fault is not None and not isinstance(self._fault, MiniSandboxError):
@@ -269,7 +269,7 @@ class Worker:
         self._end(job, await self._checkers.run(run))
 
     def _image(self, task: Task) -> Image | None:
-        """Return a task's image; None if it is not built, or if another process has removed it from the store."""
+        """Return a task's image, or None if it is not built or another process has removed it from the store."""
         if task.instance_id in self._ready:
             with suppress(NotFound):
                 return load_image(self._store, task.instance_id)
@@ -288,10 +288,10 @@ class Worker:
             self._outcomes.append((job.key, outcome))
             self._changed.set()
 
-    # --- calls of the executor ---------------------------------------------------------------------------------------
+    # --- called by the executor --------------------------------------------------------------------------------------
 
     async def ended(self, job: Job, outcome: Outcome) -> None:
-        """Keep the record of a rollout for the next report, or repeat it once if its image was removed meanwhile."""
+        """Keep a rollout's record for the next report, or repeat the rollout once if its image was removed."""
         failed = isinstance(outcome, Packed) and outcome.summary.failed_in not in ("", "image")
         if failed and not job.retried and self._image(job.task) is None:
             job.retried, job.image = True, None
@@ -300,6 +300,6 @@ class Worker:
         self._end(job, outcome)
 
     def stop_with(self, error: Exception) -> None:
-        """Report to the driver that no rollout can succeed."""
+        """Report the error to the driver, because no further rollout can succeed."""
         self._fault = error
         self._changed.set()
