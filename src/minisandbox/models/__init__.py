@@ -1,4 +1,4 @@
-"""Language models: complete an agent's conversation, and report the token ids read and sampled."""
+"""Complete an agent's conversation with a language model, and report the token ids of prompt and response."""
 
 from minisandbox.models.client import Gate, OpenAIModel
 from minisandbox.models.graph import TokenGraph, TokenRow

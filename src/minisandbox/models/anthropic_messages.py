@@ -118,14 +118,14 @@ def _assistant_message(blocks: list[Mapping[str, object]]) -> Message:
             calls.append(
                 ToolCall(string_in(block, "id", "a tool_use"), string_in(block, "name", "a tool_use"), arguments)
             )
-        elif kind != "redacted_thinking":  # of another server; unreadable here
+        elif kind != "redacted_thinking":  # skip redacted thinking, which another server encrypted
             text_blocks.append(block)
     text = joined_text(text_blocks, _TEXT, "a message")
     return Message("assistant", text, tuple(calls), reasoning="\n".join(thoughts))
 
 
 def _read_tools(tools: object) -> list[dict[str, object]]:
-    """Convert the tools with a schema; leave out tools that only Anthropic's servers or models know."""
+    """Convert the tools that have a schema; skip the others, which only Anthropic's servers or models know."""
     if tools is None:
         return []
     if not isinstance(tools, list):
@@ -212,7 +212,7 @@ def stream_events(answer: Mapping[str, object]) -> Iterator[dict[str, object]]:
 
 
 def _deltas(block: Mapping[str, object]) -> tuple[dict[str, object], Iterator[dict[str, object]]]:
-    """Return the empty block and the deltas that fill it."""
+    """Return a block without its contents, and the stream's deltas that add the contents."""
     if block["type"] == "text":
         return {**block, "text": ""}, _text_deltas("text_delta", "text", block["text"])
     if block["type"] == "tool_use":

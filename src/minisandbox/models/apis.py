@@ -1,4 +1,4 @@
-"""The interface of API translations next to chat completions, and the helpers that they share."""
+"""Shared helpers that translate other APIs (Messages, Responses) to chat completions and back."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from minisandbox.errors import InvalidValue
 from minisandbox.models.protocol import Completion
 
 _SEAL = "minisandbox."
-_PIECE = 1000  # characters of one streamed event
+_PIECE = 1000  # maximum characters of text per streamed event
 
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """An API that servers translate to chat completions and back.
+    """An API, with functions that translate its requests to chat completions and translate the responses back.
 
     Attributes:
         path: the route below ``/v1``.
-        read: convert a request's JSON to a chat completions request; raises InvalidValue.
-        answer: convert a completion to the response's JSON; the second argument is the request's JSON.
-        events: convert a response's JSON to the events of a stream. The ``type`` of each event is also its SSE name.
+        read: converts a request's JSON to a chat completions request; raises InvalidValue.
+        answer: converts a completion to the response's JSON; the second argument is the request's JSON.
+        events: converts a response's JSON to the events of a stream. The ``type`` of each event is also its SSE name.
     """
 
     path: str
@@ -32,25 +32,25 @@ class Api:
 
 
 def new_id(prefix: str) -> str:
-    """Return a unique id; agents join responses that share an id."""
+    """Return a random id. Ids must be unique, because agents merge responses with equal ids."""
     return f"{prefix}_{secrets.token_hex(12)}"
 
 
 def pieces(text: str) -> Iterator[str]:
-    """Split a text into the deltas of a stream."""
+    """Split a text into pieces, one per streamed event."""
     return (text[start : start + _PIECE] for start in range(0, len(text), _PIECE))
 
 
 def joined_text(content: object, kinds: Sequence[str], owner: str) -> str:
-    """Return a text, or the texts of a list of text blocks, one per line.
+    """Return a text unchanged, or join the texts of a list of text blocks with newlines.
 
     Args:
-        content: the text, the list, or None.
-        kinds: the types of text blocks.
-        owner: the object that has the content, for the error message.
+        content: the text, the list of blocks, or None for an empty text.
+        kinds: the accepted types of blocks.
+        owner: the name of the object that has the content, for the error message.
 
     Raises:
-        InvalidValue: the content is something else.
+        InvalidValue: the content is neither a text nor a list of text blocks.
     """
     if content is None:
         return ""
@@ -65,7 +65,7 @@ def block_text(block: object, kinds: Sequence[str], owner: str) -> str:
     """Return the text of a text block.
 
     Raises:
-        InvalidValue: the block has another type, or no text.
+        InvalidValue: the block's type is not in ``kinds``, or the block has no text.
     """
     fields = object_of(block, f"a block of {owner}")
     kind = fields.get("type")
@@ -76,10 +76,10 @@ def block_text(block: object, kinds: Sequence[str], owner: str) -> str:
 
 
 def object_of(value: object, owner: str) -> Mapping[str, object]:
-    """Return a JSON object.
+    """Return a value that must be a JSON object.
 
     Raises:
-        InvalidValue: the value is something else.
+        InvalidValue: the value is not an object.
     """
     if not isinstance(value, Mapping):
         raise InvalidValue(f"{owner} is not an object")
@@ -87,7 +87,7 @@ def object_of(value: object, owner: str) -> Mapping[str, object]:
 
 
 def string_in(fields: Mapping[str, object], name: str, owner: str) -> str:
-    """Return a required string of an object.
+    """Return a required string field of a JSON object.
 
     Raises:
         InvalidValue: the field is missing, or not a string.
@@ -99,7 +99,7 @@ def string_in(fields: Mapping[str, object], name: str, owner: str) -> str:
 
 
 def function_tool(name: str, description: object, parameters: object) -> dict[str, object]:
-    """Return a tool in the format of chat completions."""
+    """Return a function tool in the format of chat completions."""
     function: dict[str, object] = {"name": name, "parameters": parameters or {"type": "object", "properties": {}}}
     if description:
         function["description"] = description
@@ -112,12 +112,12 @@ def json_format(schema: object) -> dict[str, object]:
 
 
 def seal(reasoning: str) -> str:
-    """Return reasoning as an opaque string, which agents send back unchanged."""
+    """Encode reasoning as an opaque string, which agents send back unchanged in later requests."""
     return _SEAL + base64.b64encode(reasoning.encode("utf-8", "surrogatepass")).decode()
 
 
 def unseal(sealed: object) -> str | None:
-    """Return the reasoning of a string from :func:`seal`, or None for any other value."""
+    """Decode the reasoning in a string from :func:`seal`; return None for any other value."""
     if not isinstance(sealed, str) or not sealed.startswith(_SEAL):
         return None
     try:

@@ -35,14 +35,15 @@ from minisandbox.redaction import REPEATS_KEY, answer_repeats_key, contains_key
 T = TypeVar("T", bound=Completion | Sample)
 
 _LOG = logging.getLogger("minisandbox.models")
-_SELDOM = 2  # retries after a failure that will probably repeat
-_OUTAGE = 3  # failed tries of one request before a warning is logged
+# The maximum retries after a failure that will probably repeat, and the failed tries of a request before a warning.
+_SELDOM = 2
+_OUTAGE = 3
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 60.0
 _LONGEST_WAIT = 600.0
 LARGEST_ANSWER = 8 * 1024 * 1024
 _SHOWN = 200
-_TOKENS_TAKE = 8  # bytes of token JSON per byte of text
+_TOKENS_TAKE = 8  # a response with token ids may be this many times as large as its text
 
 
 class OpenAIModel:
@@ -65,7 +66,8 @@ class OpenAIModel:
         largest: maximum bytes of a response's text.
 
     Attributes:
-        disconnects: the number of tries that got no response. Another server may respond afterwards.
+        disconnects: the number of tries that got no response. After each of them, the address may belong to another
+            server.
     """
 
     def __init__(
@@ -124,7 +126,7 @@ class OpenAIModel:
         return replace(completion, tokens=None)
 
     async def _match_sampling(self, sampling: Sampling) -> bool:
-        """Return whether log-probabilities are of the sampled distribution; probe the server once for each kind."""
+        """Return whether log-probabilities match the sampled distribution; probe the server once per kind."""
         kind = distribution_of(sampling)
         if kind == "model":
             return True
@@ -163,7 +165,7 @@ class OpenAIModel:
             fields: the request's fields.
             read: parses the response's JSON; may raise BadAnswer, which is retried, and ModelRefused, which is not.
             session: the name of the rollout.
-            queue: measures the time that the request waits.
+            queue: the clock for the time that the request waits.
 
         Raises:
             ModelError: all retries failed, or a retry cannot help.
@@ -189,13 +191,13 @@ class OpenAIModel:
                 await asyncio.sleep(pause)
 
     async def models(self) -> list[dict[str, object]]:
-        """Return the models that the server lists; empty if it does not list any, or cannot be reached now."""
+        """Return the models that the server lists, or an empty list if the server cannot be reached."""
         try:
             answer = await self._transport.send("/models")
             listed = json.loads(answer.body)["data"] if answer.status == 200 else []
             return [model for model in listed if isinstance(model, dict) and isinstance(model.get("id"), str)]
         except (Failed, ValueError, KeyError, TypeError, RecursionError):
-            return []  # the first request reports the failure
+            return []  # the first completion request will report the failure
 
     async def close(self) -> None:
         """Close the connections; further calls do nothing."""
@@ -242,7 +244,7 @@ class OpenAIModel:
         return self._read(body, text, read)
 
     def _read(self, body: object, text: str, read: Callable[[object], T]) -> T:
-        """Parse a response; reject a response that contains the key, because it would be recorded."""
+        """Parse a response; reject it if it contains the API key, because responses are recorded."""
         server = self._transport.server
         if answer_repeats_key(text, self._key):
             error = BadAnswer(
@@ -262,7 +264,7 @@ class OpenAIModel:
         raise Failed(malformed, "seldom")
 
     def _without_tokens(self, call: _Call) -> None:
-        """Handle a response without the token ids that were requested."""
+        """Handle a response without the requested token ids: fail if they are required, else stop requesting them."""
         if self._tokens == "yes":
             problem = f"{self._transport.server} reports no token ids of {self._model!r}"
             raise Failed(ModelRefused(problem, hint=NO_TOKENS), "never")
@@ -332,8 +334,8 @@ class _Call:
 
     Attributes:
         left_out: the optional fields that the server rejected.
-        length_field: the server's name for the field of the maximum length.
-        queue: measures the time that the request waits.
+        length_field: the server's name for the field with the maximum length of the response.
+        queue: the clock for the time that the request waits.
         tries: the number of tries so far.
         cost: the cost of all tries so far, in US dollars.
         failures: the number of failed tries by kind.
@@ -355,7 +357,7 @@ class _Call:
 
 
 def raw_logprobs(server: str) -> ModelRefused:
-    """Return the error for a server whose log-probabilities are not of the distribution that it samples from."""
+    """Return the error for a server that reports log-probabilities of another distribution than the sampled one."""
     return ModelRefused(
         f"{server} reports log-probabilities of the raw model, not of the distribution that it samples from",
         hint="start vLLM with --logprobs-mode processed_logprobs, or sample with temperature 1 without top_p and top_k "
@@ -413,7 +415,7 @@ class Gate:
             yield
 
     def shut(self, seconds: float) -> None:
-        """Delay all requests by some seconds, because the server asked one request to wait."""
+        """Delay all further tries by a number of seconds, because the server asked one request to wait."""
         self._closed_until = max(self._closed_until, time.monotonic() + seconds)
 
 
@@ -430,5 +432,5 @@ class Turns:
 
 
 def spread(seconds: float) -> float:
-    """Return a time that is randomly longer by at most a tenth."""
+    """Return a duration that is randomly increased by up to a tenth."""
     return seconds * random.uniform(1.0, 1.0 + _SPREAD)  # noqa: S311 - jitter, not a secret

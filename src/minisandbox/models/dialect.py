@@ -1,4 +1,4 @@
-"""Convert requests and responses to and from the JSON of the chat completions API, with vLLM's token ids."""
+"""Convert requests and responses to and from chat completions JSON, including vLLM's fields for token ids."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from minisandbox.models.protocol import (
 )
 
 TokensWanted = Literal["no", "auto", "yes"]
-"""Whether to request token ids: ``yes`` requires them, ``auto`` accepts an engine that does not report them."""
+"""Whether to request token ids. ``yes`` requires them; ``auto`` accepts an engine that does not report them."""
 
 TOKEN_FIELDS: Mapping[str, object] = {"logprobs": True, "top_logprobs": 0, "return_token_ids": True}
-"""Request fields for token ids and log-probabilities; without ``top_logprobs``, vLLM returns no log-probabilities."""
+"""Request fields for token ids and log-probabilities. vLLM returns log-probabilities only with ``top_logprobs``."""
 
 Distribution = Literal["model", "scaled", "truncated"]
-"""What tokens are sampled from: the model's own distribution, or that after a temperature, or after top_p or top_k."""
+"""The sampled distribution: the model's own, scaled by a temperature, or truncated by top_p or top_k."""
 
 PROBE = (Message("user", "Name any word."),)
-"""The conversation whose responses show whether a server reports log-probabilities of the raw model."""
+"""A conversation to test whether a server reports log-probabilities of the raw model."""
 
 NO_TOKENS = (
     "use vLLM 0.10.2 or SGLang 0.5.23 or later, or --tokens no; responses without token ids cannot be trained on"
@@ -41,7 +41,7 @@ NO_TOKENS = (
 
 
 def distribution_of(sampling: Sampling) -> Distribution:
-    """Return what a request samples from; at temperature 0 log-probabilities are the model's own."""
+    """Return the kind of a request's distribution. Log-probabilities at temperature 0 are those of the model itself."""
     if sampling.temperature == 0 or (sampling.temperature, sampling.top_p, sampling.top_k) == (1, 1, 0):
         return "model"
     return "scaled" if (sampling.top_p, sampling.top_k) == (1, 0) else "truncated"
@@ -50,12 +50,15 @@ def distribution_of(sampling: Sampling) -> Distribution:
 async def is_processed(sample: Callable[[Sampling], Awaitable[Tokens | None]], kind: Distribution) -> bool:
     """Return whether a server reports log-probabilities of the distribution that it samples from.
 
-    With ``top_k`` 1 only one token can be sampled, so its log-probability is 0. SGLang's include the temperature alone:
-    at a very low one they are nearly 0, those of the raw model are as at temperature 0.
+    The first test samples with ``top_k`` 1. Only one token is possible, so its log-probability must be 0.
+
+    SGLang's log-probabilities include the temperature, but not ``top_k``. So for ``scaled``, a second test samples at
+    temperature 0.01. Log-probabilities that include the temperature are then nearly 0, while those of the raw model
+    are the same as at temperature 0.
 
     Args:
-        sample: samples a response from the server; always for the same prompt.
-        kind: what is sampled from.
+        sample: samples a response to a fixed prompt with the given options, and returns its tokens.
+        kind: the kind of distribution that requests sample from.
     """
     tokens = await sample(Sampling(top_k=1, max_tokens=4))
     if tokens is None or min(tokens.logprobs) > -1e-4:
@@ -82,7 +85,7 @@ _FINISH: Mapping[object, FinishReason] = {
     "function_call": "tool_calls",
 }
 _LONGEST_NAME = 200
-_MOST_TOKENS = 1 << 31  # larger counts would not fit into arrays and databases
+_MOST_TOKENS = 1 << 31  # a larger count would overflow arrays and database columns
 
 
 _FORCING = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")
@@ -91,8 +94,8 @@ _FORCING = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "s
 def constraint_in(body: Mapping[str, object]) -> str | None:
     """Return the name of the request field that constrains the sampling, or None.
 
-    An engine reports log-probabilities of the constrained distribution. They differ by up to 19 nats from the model's
-    own, which a trainer computes.
+    With a constraint, an engine reports log-probabilities of the constrained distribution. They differ by up to 19 nats
+    from the model's own log-probabilities, which a trainer computes.
     """
     if body.get("tool_choice") not in (None, "auto", "none"):
         return "tool_choice"
@@ -107,7 +110,7 @@ def constraint_in(body: Mapping[str, object]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class RequestBody:
-    """The body of a request, in fields that can be left out for a server that rejects them and fields that cannot.
+    """The body of a request, split into required fields and fields that can be left out if the server rejects them.
 
     Attributes:
         needed: the required fields.
@@ -146,7 +149,7 @@ class RequestBody:
 def request_fields(
     request: Request, model: str, tokens: TokensWanted, *, reasoning_field: str = "reasoning_content"
 ) -> RequestBody:
-    """Convert a request to the chat API's fields.
+    """Convert a request to fields of the chat completions API.
 
     Args:
         request: the request.
@@ -178,7 +181,7 @@ def request_fields(
 
 
 def completion_fields(prompt: Sequence[int], sampling: Sampling, model: str, ends: Iterable[int]) -> RequestBody:
-    """Return the fields of a request that samples by token ids (``/v1/completions``).
+    """Return the fields of a completions request (``/v1/completions``), whose prompt is a list of token ids.
 
     Args:
         prompt: the ids of the prompt.
@@ -186,14 +189,14 @@ def completion_fields(prompt: Sequence[int], sampling: Sampling, model: str, end
         model: the model's name at the server.
         ends: the ids that end a response.
     """
-    # vLLM and SGLang report log-probabilities of the sampled tokens alone for 0.
+    # With "logprobs": 0, vLLM and SGLang report log-probabilities of the sampled tokens only.
     needed = {"model": model, "prompt": list(prompt), "logprobs": 0, "return_token_ids": True}
     extra = {name: value for name, value in sampling.extra.items() if name != "chat_template_kwargs"}
     return _sampling_fields({**needed, "stop_token_ids": sorted(ends)}, replace(sampling, extra=extra))
 
 
 def _sampling_fields(needed: dict[str, object], sampling: Sampling) -> RequestBody:
-    """Add the fields of sampling options to the required fields of a request."""
+    """Return a request body with the required fields and the fields of the sampling options."""
     optional: dict[str, object] = dict(_NEUTRAL)
     (needed if sampling.temperature != 1.0 else optional)["temperature"] = sampling.temperature
     (needed if sampling.top_p != 1.0 else optional)["top_p"] = sampling.top_p
@@ -249,11 +252,11 @@ def _given(body: Mapping[str, object], name: str, default: float) -> float | str
     raise TypeError(f"{name} is {value!r}")
 
 
-# --- answers ---------------------------------------------------------------------------------------------------------
+# --- responses -------------------------------------------------------------------------------------------------------
 
 
 def read_usage(body: object) -> TokenUsage:
-    """Return the token counts of a response; a missing or impossible count is 0."""
+    """Return the token counts of a response, with 0 for a missing or invalid count."""
     usage = body.get("usage") if isinstance(body, Mapping) else None
     if not isinstance(usage, Mapping):
         return TokenUsage()
@@ -271,7 +274,7 @@ def read_queue_time(body: object) -> float:
 
 
 def read_answer(body: object, largest: int | None = None) -> Completion:
-    """Parse a response.
+    """Parse a chat completions response.
 
     Args:
         body: the decoded JSON body.
@@ -281,7 +284,7 @@ def read_answer(body: object, largest: int | None = None) -> Completion:
         BadAnswer: the response is malformed or contradicts itself.
     """
     choice = _choice(body)
-    assert isinstance(body, Mapping)  # _choice checks that
+    assert isinstance(body, Mapping)  # checked by _choice
     try:
         message = Message.from_json(choice.get("message"))
         tokens = _tokens(body, choice)
@@ -311,7 +314,7 @@ def _choice(body: object) -> Mapping[str, object]:
 def _finish_reason(choice: Mapping[str, object]) -> FinishReason:
     reason = choice.get("finish_reason")
     if not isinstance(reason, str) or reason not in _FINISH:
-        # "abort": the engine was stopped or is loading new weights; "content_filter": a part was withheld
+        # For instance "abort" if the engine stops or loads new weights, or "content_filter" if text was withheld.
         raise BadAnswer(f"the response ended with {str(reason)[:_LONGEST_NAME]!r}", reason="the response is incomplete")
     return _FINISH[reason]
 
@@ -321,7 +324,7 @@ def _size(message: Message) -> int:
 
 
 def reasoning_field(body: object) -> str | None:
-    """Return the name of the field in which a response has its reasoning, or None."""
+    """Return the name of the field that contains a response's reasoning, or None if there is no reasoning."""
     choices = body.get("choices") if isinstance(body, Mapping) else None
     choice = choices[0] if isinstance(choices, list) and choices else None
     message = choice.get("message") if isinstance(choice, Mapping) else None
@@ -330,14 +333,14 @@ def reasoning_field(body: object) -> str | None:
 
 
 def read_sample(body: object) -> Sample:
-    """Parse the response to a request by token ids.
+    """Parse a completions response, which must contain token ids.
 
     Raises:
         BadAnswer: the response is malformed.
         ModelRefused: the server reports no token ids.
     """
     choice = _choice(body)
-    assert isinstance(body, Mapping)  # _choice checks that
+    assert isinstance(body, Mapping)  # checked by _choice
     try:
         tokens = _tokens(body, choice)
     except InvalidValue as error:
@@ -350,8 +353,8 @@ def read_sample(body: object) -> Sample:
 
 
 def _tokens(body: Mapping[str, object], choice: Mapping[str, object]) -> Tokens | None:
-    # SGLang's chat API has the prompt's ids in each choice and calls the sampled ids response_token_ids. In completions
-    # both servers have both in the choice.
+    # vLLM's chat API returns the prompt's ids outside the choices. SGLang's returns them in each choice, and names the
+    # sampled ids response_token_ids. In the completions API, both servers return both lists in the choice.
     fields = {**choice, **{name: value for name, value in body.items() if value is not None}}
     prompt, sampled = fields.get("prompt_token_ids"), fields.get("token_ids", fields.get("response_token_ids"))
     if prompt is None or sampled is None:
@@ -392,7 +395,7 @@ def _check_counts(usage: TokenUsage, tokens: Tokens | None) -> None:
 
 
 def answer_body(completion: Completion, *, tokens: bool = False, number: int = 0) -> dict[str, object]:
-    """Return the JSON body with which a server sends a response.
+    """Return the JSON body of a response for a server to send.
 
     Args:
         completion: the response.
@@ -431,7 +434,7 @@ assert set(_FINISH.values()) == set(get_args(FinishReason))
 
 
 NO_JSON = "INVALID_JSON"
-"""The name of the parameter that wraps malformed call arguments in a history."""
+"""The name of the parameter that holds the text of malformed call arguments in a history."""
 
 _INVALID = re.compile(r"[^A-Za-z0-9_-]")
 _LONGEST_TOOL_NAME = 64
@@ -461,7 +464,7 @@ def _well_formed(call: ToolCall, is_offered: bool) -> ToolCall:
 
 
 def arguments_object(arguments: str) -> str:
-    """Return arguments as the text of a JSON object; wrap anything else in an object."""
+    """Return call arguments unchanged if they are a JSON object; otherwise wrap their text in an object."""
     try:
         value = json.loads(arguments or "{}", parse_constant=_refuse)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Build training rows from responses, linked by their token ids and never by their text.
+"""Link responses by their token ids, never by their text, and build training rows from them.
 
 A response continues an earlier response if its prompt starts with all tokens of the earlier response, prompt and
 sampled. A conversation that only grows becomes one row. A fork, a summary or a different tokenization starts another
@@ -15,7 +15,7 @@ from itertools import groupby
 from minisandbox.models.protocol import Tokens
 
 NO_VERSION = -1
-"""Stands for the version of a token that was not sampled, or whose version is unknown."""
+"""The version of a token that was not sampled, or whose version is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,12 @@ class TokenRow:
     Attributes:
         ids: the token ids (``array('i')``).
         logprobs: natural logarithms of the sampling probabilities; 0.0 for context (``array('d')``).
-        mask: per token, 1 if it carries loss, else 0: context, tokens that carry loss in an earlier row, and tokens
-            sampled under a constraint.
-        turns: the numbers of the row's responses, in order, from 0.
-        versions: the policy versions of all tokens, as runs of version and number of tokens; :data:`NO_VERSION` for
-            context and for tokens of an unknown version. Empty if no version is known.
+        mask: per token, 1 if it carries loss. It is 0 for context, for tokens that carry loss in an earlier row, and
+            for tokens sampled under a constraint.
+        turns: the numbers of the row's responses in the rollout, in order, from 0.
+        versions: the policy versions of all tokens, run-length encoded as pairs of a version and a number of tokens.
+            The version is :data:`NO_VERSION` for context and for tokens of an unknown version. Empty if no version is
+            known.
     """
 
     ids: array[int]
@@ -40,18 +41,18 @@ class TokenRow:
 
     @property
     def prompt_length(self) -> int:
-        """The number of tokens before the first one that carries loss."""
+        """The number of tokens before the first token that carries loss."""
         length = self.mask.find(1)
         return len(self.mask) if length < 0 else length
 
     @property
     def oldest_version(self) -> int | None:
-        """The oldest policy version of the tokens that carry loss; None if that of a token is unknown."""
+        """The oldest policy version of the tokens that carry loss; None if the version of such a token is unknown."""
         return oldest_version(self.versions, self.mask)
 
 
 def oldest_version(versions: Iterable[tuple[int, int]], mask: bytes) -> int | None:
-    """Return the oldest policy version of a row's tokens that carry loss; None if that of a token is unknown.
+    """Return the oldest policy version of a row's tokens that carry loss, or None if such a token's is unknown.
 
     Args:
         versions: the row's :attr:`TokenRow.versions`.
@@ -67,7 +68,7 @@ def oldest_version(versions: Iterable[tuple[int, int]], mask: bytes) -> int | No
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """A response: the part of its prompt that follows the tokens of the previous node, and its sampled tokens."""
+    """One response: the part of its prompt that follows the tokens of the previous node, and its sampled tokens."""
 
     turn: int
     context: array[int]
@@ -87,7 +88,7 @@ class _Node:
 
 
 class TokenGraph:
-    """The responses of one rollout.
+    """The responses of one rollout, each linked to the response that it continues.
 
     Attributes:
         held: the number of stored tokens. The part of a prompt that repeats an earlier response is stored only once.
@@ -163,6 +164,6 @@ def _row(leaf: _Node, trained: set[int]) -> TokenRow:
 
 
 def _joined(runs: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Join neighbouring runs of one version, and leave out empty runs."""
+    """Merge adjacent runs of the same version, and drop empty runs."""
     groups = groupby((run for run in runs if run[1]), key=lambda run: run[0])
     return tuple((version, sum(count for _, count in group)) for version, group in groups)

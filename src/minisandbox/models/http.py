@@ -1,4 +1,4 @@
-"""HTTP exchanges with a model's server: its address and proxy, time and size limits, and the meaning of failures."""
+"""Send HTTP requests to a model's server, within time and size limits, and classify failures for retries."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import aiohttp
 
 SESSION_HEADER = "X-Session-Id"
-"""The header that names the rollout, so that a router can send all its requests to the engine with its cache."""
+"""The header with the rollout's name, by which a router can send all its requests to the engine with its cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,9 @@ class Timeouts:
     """The time limits of one try, in seconds.
 
     Attributes:
-        connect: until the connection is established, DNS and TLS included.
-        read: until the first data of the response, and between two reads; None for the value of ``total``.
-        total: the whole try.
+        connect: maximum time until the connection is established, DNS and TLS included.
+        read: maximum time until the first data of the response, and between two reads; None for the value of ``total``.
+        total: maximum time of the whole try.
     """
 
     connect: float = 20.0
@@ -121,12 +121,12 @@ def _is_loopback(host: str) -> bool:
 # --- failures ---------------------------------------------------------------------------------------------------------
 
 Again = Literal["often", "seldom", "never"]
-"""Whether to retry: ``often`` for transient failures, ``seldom`` for failures that will probably repeat."""
+"""How often to retry: ``often`` after transient failures, ``seldom`` after failures that will probably repeat."""
 
 _LONGEST_WORDS = 500
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 _BY_CODE = frozenset({"context_length_exceeded", "exceed_context_size_error"})
-# Messages of servers about a conversation that is too long:
+# Error messages of servers about a conversation that exceeds the context:
 # vLLM, OpenAI, DeepSeek: "maximum context length is N tokens"
 # SGLang: "longer than the model's context length"
 # llama.cpp: "exceeds the available context size"; versions without an error type: "context size exceeded"
@@ -151,11 +151,11 @@ _HINTS: Mapping[int, str] = {
 
 
 class Failed(Exception):
-    """A failed try.
+    """A failed try of a request.
 
     Attributes:
         error: the error to raise after the last try.
-        again: whether to retry.
+        again: how often to retry.
         after: the seconds that the server asks to wait, or None.
         named: the text of the error response, in which to search for rejected fields.
     """
@@ -192,10 +192,10 @@ def clean(text: str, secret: str = "") -> str:
 def failure_of(
     status: int, headers: Mapping[str, str], body: bytes, *, server: str, model: str, secret: str = ""
 ) -> Failed:
-    """Interpret an error response.
+    """Classify an error response: which error to raise, and how often to retry.
 
     Args:
-        status: the HTTP status, or the status in the body of a response with the HTTP status 200.
+        status: the HTTP status, or the status in the body if the HTTP status is 200.
         headers: the response's headers.
         body: the body, possibly truncated.
         server: the server's name, for the message.
@@ -226,7 +226,7 @@ def failure_of(
 def retry_after(headers: Mapping[str, str]) -> float | None:
     """Return the seconds that a server asks to wait (RFC 9110, 10.2.3), or None."""
     try:
-        if "retry-after-ms" in headers:  # a header of OpenAI
+        if "retry-after-ms" in headers:  # sent by OpenAI
             return max(float(headers["retry-after-ms"]) / 1000, 0.0)
         text = headers.get("Retry-After", "")
         if text.strip().isdigit():
@@ -274,9 +274,9 @@ def _error_text(body: bytes, secret: str) -> _ErrorText:
     return _ErrorText(clean(message if isinstance(message, str) else json.dumps(message), secret), codes)
 
 
-# --- the exchange -----------------------------------------------------------------------------------------------------
+# --- transport --------------------------------------------------------------------------------------------------------
 
-_KEPT_ALIVE = 4.0  # seconds; less than the 5 after which uvicorn (vLLM, SGLang) closes idle connections
+_KEPT_ALIVE = 4.0  # seconds; uvicorn, the HTTP server of vLLM and SGLang, closes idle connections after 5
 LARGEST_REFUSAL = 64 * 1024
 """Maximum bytes to read from an error response."""
 _AGENT = "minisandbox"
@@ -322,16 +322,16 @@ class Transport:
 
         Args:
             path: the path below the API's address: ``/chat/completions``.
-            body: the JSON to post; None to get.
+            body: the JSON to send with POST; None to send a GET request.
             session: the name of the rollout.
 
         Raises:
             Failed: there is no response, or the response is too large.
         """
-        import aiohttp  # noqa: PLC0415 - it takes a quarter of a second, and other models do not need it
+        import aiohttp  # noqa: PLC0415 - takes 0.25 s to import, and only models behind a server need it
 
         client = self._open()
-        # set the headers per request: aiohttp would send the client's headers, and so the key, to proxies too
+        # Set the headers per request: aiohttp sends the client's own headers to proxies too, which would leak the key.
         headers = {"Content-Type": "application/json", "User-Agent": _AGENT}
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
@@ -339,7 +339,7 @@ class Transport:
             headers[SESSION_HEADER] = quote(session, safe=" !#$&'()*+,/:;=?@[]~")
         proxy = self._proxy
         credentials = proxy.headers() if proxy else {}
-        tunnel = self._base.startswith("https:")  # a tunnel hides the request's headers from the proxy
+        tunnel = self._base.startswith("https:")  # HTTPS goes through a tunnel, so a proxy never sees the headers
         try:
             async with client.request(
                 "GET" if body is None else "POST",
@@ -367,12 +367,12 @@ class Transport:
         if self._closed:
             raise InvalidValue("this model is closed", hint="open another one")
         if self._client is None:
-            import aiohttp  # noqa: PLC0415 - see send
+            import aiohttp  # noqa: PLC0415 - slow to import
 
             times = self._timeouts
             context = certificates.context() if self._base.startswith("https:") else True
             self._client = aiohttp.ClientSession(
-                # no connection limit, because the gate limits concurrency
+                # no connection limit, because Gate limits the concurrency
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEPT_ALIVE, ssl=context),
                 timeout=aiohttp.ClientTimeout(total=times.total, connect=times.connect, sock_read=times.read),
                 cookie_jar=aiohttp.DummyCookieJar(),
@@ -401,7 +401,7 @@ class Transport:
         return bytes(body[:largest])
 
     def _failure(self, error: Exception) -> Failed:
-        import aiohttp  # noqa: PLC0415 - see send
+        import aiohttp  # noqa: PLC0415 - slow to import
 
         # quote only an OSError: other aiohttp errors quote the response, which may contain a part of the key
         detail = f": {error}" if isinstance(error, OSError) and str(error) else ""

@@ -1,4 +1,4 @@
-"""The cost of responses, and the budget of a run."""
+"""Compute the cost of responses, and limit the cost of a run by a budget."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class Prices:
 
 
 class Budget:
-    """The budget of a run, for all its requests together. It is checked before each try and charged after each try.
+    """The budget of a run, shared by all its requests. It is checked before each try and charged after each try.
 
     Requests in flight are not charged yet, so a run can exceed its budget by their cost.
 
     Args:
         dollars: maximum cost in US dollars; None for no limit.
-        tokens: maximum tokens read and sampled; None for no limit.
+        tokens: maximum tokens, read and sampled together; None for no limit.
     """
 
     def __init__(self, dollars: float | None = None, tokens: int | None = None) -> None:
@@ -67,7 +67,7 @@ class Budget:
         return self._spent_tokens
 
     def charge(self, tokens: int, dollars: float) -> None:
-        """Charge the usage of a response, or of all earlier responses of a resumed run."""
+        """Charge a response, or the total of all earlier responses when a run resumes."""
         self._spent_tokens += tokens
         self._spent_dollars += dollars
 

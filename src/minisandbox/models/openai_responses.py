@@ -50,9 +50,9 @@ class _Tool:
     """A tool that the request offers.
 
     Attributes:
-        name: its name.
-        namespace: the namespace that contains it, or "".
-        is_custom: whether its input is free text instead of a JSON object.
+        name: the tool's name.
+        namespace: the namespace that contains the tool, or "".
+        is_custom: whether the tool's input is free text instead of a JSON object.
     """
 
     name: str
@@ -285,7 +285,7 @@ def _events(answer: Mapping[str, object]) -> Iterator[dict[str, object]]:
 
 
 def _item_events(item: Mapping[str, object]) -> tuple[dict[str, object], Iterator[dict[str, object]]]:
-    """Return the empty item and the events that fill it, without the item's position."""
+    """Return an item without its contents, and the stream's events that add the contents, except for the position."""
     if item["type"] == "function_call":
         return {**item, "arguments": ""}, _field_events("response.function_call_arguments", "arguments", item)
     if item["type"] == "custom_tool_call":

@@ -1,4 +1,4 @@
-"""Options of a model, recorded with each run, and the function that opens the model."""
+"""Define the options of a model, which each run records, and open the model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCRIPTED = "scripted:"
 """The prefix of a scripted model's name; the path of the script follows."""
 
 SERVER_TOKENIZER = "server"
-"""The tokenizer option that leaves tokenizing to the server."""
+"""The value of the tokenizer option that sends messages for the server to tokenize."""
 
 _KEY = "OPENAI_API_KEY"
 _LOG = logging.getLogger("minisandbox.models")
@@ -130,10 +130,10 @@ def open_model(
         script = Script.load(Path(options.model.removeprefix(SCRIPTED)))
         return Metered(ScriptedModel(script, name=options.model, tokens=options.tokens != "no"), meter)
     if not options.served:
-        # import on use, because the engine imports torch
+        # import only here, because the engine needs optional packages
         open_local: Callable[..., Model] = import_module("minisandbox.models.engine").open_local
         return Metered(open_local(options, tell=tell), meter)
-    assert options.api_base is not None  # ModelOptions checks that
+    assert options.api_base is not None  # checked by ModelOptions
     client = OpenAIModel(
         options.model,
         options.api_base,

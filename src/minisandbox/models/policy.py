@@ -1,4 +1,4 @@
-"""The policy: samples token ids for a prompt of token ids, for conversations that are rendered in this process."""
+"""The base class of models that sample token ids for a prompt of token ids, which is rendered in this process."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from minisandbox.models.renderer import Renderer
 
 
 class Policy(ABC):
-    """A :class:`.Model` that samples by token ids, so that a conversation's sampled ids are never tokenized again.
+    """A :class:`.Model` that reads and samples token ids, so that sampled ids are never tokenized again.
 
-    Subclasses sample; the renderer above them converts messages to ids and back.
+    A subclass samples ids. The renderer converts messages to ids and back.
 
     Attributes:
         renderer: the renderer of the policy's conversations.
@@ -33,13 +33,13 @@ class Policy(ABC):
     async def generate(
         self, prompt: array[int], sampling: Sampling, *, session: str = "", queue: QueueTime | None = None
     ) -> Sample:
-        """Sample a response; cancelling the caller stops the sampling.
+        """Sample a response; stop sampling if the caller is cancelled.
 
         Args:
             prompt: the ids of the prompt.
             sampling: the sampling options.
-            session: the rollout, so that a router can send its requests to the engine that has cached the conversation.
-            queue: measures the time that the request waits.
+            session: the name of the rollout, by which a router can choose the engine that has cached the conversation.
+            queue: the clock for the time that the request waits.
 
         Raises:
             ContextExceeded: the prompt and ``max_tokens`` do not fit the context.
@@ -96,7 +96,7 @@ def response_limit(context: int, prompt: array[int], sampling: Sampling) -> int:
     remaining = context - len(prompt)
     limit = sampling.max_tokens or max(remaining, 1)
     if limit > remaining:
-        # vLLM's wording: agents look for it
+        # vLLM's wording, because agents search error messages for it
         raise ContextExceeded(
             f"This model's maximum context length is {context} tokens. However, you requested "
             f"{len(prompt) + limit} tokens ({len(prompt)} in the messages, {limit} in the completion). "

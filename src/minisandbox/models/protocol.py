@@ -54,7 +54,7 @@ class Message:
         """Return the message in the chat completions API's format.
 
         Args:
-            reasoning_field: the server's name for the reasoning; vLLM's is ``reasoning`` since 0.12.
+            reasoning_field: the server's name for the reasoning field; vLLM uses ``reasoning`` since 0.12.
         """
         body: dict[str, object] = {"role": self.role, "content": self.content}
         if self.tool_calls:
@@ -152,33 +152,33 @@ class Sampling:
 
 @dataclass(slots=True)
 class QueueTime:
-    """The time for which one request has waited in queues, readable while the request still waits.
+    """A clock for the time that one request has waited in queues. It can be read while the request still waits.
 
     The model that completes the request calls :meth:`begin` and :meth:`end`, from any thread. An agent's time limit
-    leaves this time out.
+    does not include this time.
     """
 
     _total: float = 0.0
     _since: float | None = None
 
     def begin(self) -> None:
-        """Note that the request now waits in a queue."""
+        """Start the clock, because the request now waits in a queue."""
         self._since = time.monotonic()
 
     def end(self) -> None:
-        """Note that the request no longer waits; does nothing if it did not wait."""
+        """Stop the clock; do nothing if it does not run."""
         if self._since is not None:
             self.add(time.monotonic() - self._since)
             self._since = None
 
     def add(self, seconds: float) -> None:
-        """Add time that a server reports afterwards."""
+        """Add queue time that the server has reported with its response."""
         self._total += seconds
 
     @property
     def seconds(self) -> float:
         """The seconds waited so far."""
-        since = self._since  # read before the total, so that a concurrent end() is never missed
+        since = self._since  # read first: if end() runs now, the wait may count twice, but is never lost
         return self._total + (0.0 if since is None else time.monotonic() - since)
 
 
@@ -190,9 +190,9 @@ class Request:
         messages: the conversation so far.
         tools: the tools on offer, as JSON schemas in OpenAI's format.
         sampling: the sampling options.
-        session: the name of the rollout. All its requests share it, so that a router can send them to the engine that
-            has cached the conversation.
-        queue: measures the time that the request waits before the engine reads it.
+        session: the name of the rollout. A router can use it to send all requests of a rollout to the engine that has
+            cached the conversation.
+        queue: the clock for the time that the request waits before the engine reads it.
     """
 
     messages: tuple[Message, ...]
@@ -207,11 +207,11 @@ class Tokens:
     """The token ids of one response, exactly as the engine reported them.
 
     Attributes:
-        prompt: ids of the tokens read (``array('i')``).
-        sampled: ids of the tokens sampled, including the one that ended the response (``array('i')``).
+        prompt: ids of the prompt's tokens (``array('i')``).
+        sampled: ids of the sampled tokens, including the token that ended the response (``array('i')``).
         logprobs: natural logarithms of the sampled tokens' probabilities (``array('d')``).
-        versions: the versions of the weights that sampled them, as runs of version and number of tokens; empty if
-            unknown.
+        versions: the versions of the weights that sampled the tokens, run-length encoded as pairs of a version and a
+            number of tokens; empty if unknown.
     """
 
     prompt: array[int]
@@ -234,8 +234,8 @@ class TokenUsage:
     """The token counts of a response.
 
     Attributes:
-        prompt: tokens read.
-        completion: tokens sampled.
+        prompt: tokens of the prompt.
+        completion: sampled tokens.
         cached: tokens of the prompt that came from the engine's cache.
     """
 
@@ -253,10 +253,10 @@ class Completion:
         finish_reason: ``stop``, ``length`` (truncated) or ``tool_calls``.
         usage: the token counts.
         tokens: the token ids and log-probabilities; None if the engine does not report them.
-        cost: the cost in US dollars, from the model's prices.
+        cost: the cost in US dollars, computed from the model's prices.
         seconds: seconds from the request to the response, including failed tries.
         tries: the number of tries.
-        model: the name of the model that the engine reports.
+        model: the model name that the engine reports.
     """
 
     message: Message
@@ -274,7 +274,7 @@ class Sample:
     """A sampled response, as token ids.
 
     Attributes:
-        tokens: the ids read and sampled, and the log-probabilities under the sampled distribution.
+        tokens: the ids of prompt and response, and log-probabilities under the distribution that was sampled from.
         finish_reason: ``stop`` or ``length``.
         cached: tokens of the prompt that came from the engine's cache.
         cost: the cost in US dollars.
@@ -323,7 +323,7 @@ def prompt_tokens(model: Model, request: Request) -> int | None:
 
 
 def seed_of(*parts: object) -> int:
-    """Return a seed below 2**63: a hash of the string forms of the parts, equal in every process."""
+    """Hash the string forms of the parts to a seed below 2**63, which is the same in every process."""
     text = "\0".join(map(str, parts)).encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
 

@@ -1,9 +1,9 @@
-"""Render conversations to token ids with a model's chat template, and read sampled ids as messages.
+"""Render conversations to token ids with a model's chat template, and convert sampled ids to messages.
 
-Text does not determine its tokens: a model may sample ``ab`` as ``a`` and ``b``, where a tokenizer makes one token.
-So the renderer stores the ids of each conversation under its rendered text, up to the end of the latest response. When
-a later conversation starts with that text, its first ids are the ones that were read and sampled; only the rest is
-tokenized.
+A text does not determine its tokens: a model may sample ``ab`` as ``a`` and ``b``, where the tokenizer returns one
+token. So the renderer stores the ids of each conversation under its rendered text, up to the end of the latest
+response. If a later conversation starts with that text, the renderer reuses the ids that were read and sampled, and
+tokenizes only the rest.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from minisandbox.models.protocol import Message, Request, Tokens, ToolCall
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Qwen, Hermes and SmolLM3 write a call as one JSON object between these marks.
+# Qwen, Hermes and SmolLM3 write a tool call as one JSON object between these tags.
 _CALL, _CALL_END = "<tool_call>", "</tool_call>"
 _THOUGHT, _THOUGHT_END = "<think>", "</think>"
 _TOOL: Mapping[str, object] = {
@@ -41,17 +41,17 @@ _TOOL: Mapping[str, object] = {
 
 
 def require(*packages: str) -> None:
-    """Import packages of the extra ``[local]``.
+    """Check that packages of the extra ``[local]`` can be imported.
 
     Args:
-        packages: names to import; torch and transformers if none is given.
+        packages: names of the packages; torch and transformers if there are none.
 
     Raises:
         MissingExtra: a package is not installed.
     """
-    # transformers would ask the hub even about local directories
+    # Otherwise transformers queries the Hugging Face hub even for local directories.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    # Idle threads of OpenMP spin by default: on a busy machine a step of the engine takes ten times as long.
+    # Idle OpenMP threads spin by default, so a step of the engine takes ten times as long on a busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     for name in packages or ("torch", "transformers"):
         try:
@@ -107,11 +107,11 @@ class Renderer:
             ModelRefused: the tokenizer has no chat template.
         """
         require("transformers")
-        from transformers import AutoTokenizer, GenerationConfig  # noqa: PLC0415 - an extra
+        from transformers import AutoTokenizer, GenerationConfig  # noqa: PLC0415 - an optional package
 
         try:
             tokenizer = AutoTokenizer.from_pretrained(source)
-        except Exception as error:  # missing files, missing packages, code of the model's author
+        except Exception as error:  # missing files or packages, or errors in the model's own code
             hint = "give a directory that contains tokenizer.json and the chat template"
             raise InvalidValue(f"{source}: the tokenizer cannot be loaded", reason=str(error), hint=hint) from error
         try:
@@ -120,7 +120,7 @@ class Renderer:
             return cls(tokenizer)
 
     def prompt(self, request: Request) -> array[int]:
-        """Return the ids of a conversation, up to where the model continues.
+        """Return the ids of a conversation, up to the start of the model's response.
 
         Raises:
             ModelRefused: the template does not support these messages, or tools.
@@ -128,11 +128,11 @@ class Renderer:
         return self._conversations.encode(self.text(request), request.session)
 
     def response(self, request: Request, tokens: Tokens) -> Message:
-        """Return the message of sampled ids, and store all ids for later prompts of the conversation.
+        """Convert sampled ids to a message, and store all ids for later prompts of the conversation.
 
         Args:
             request: the conversation.
-            tokens: the ids of its prompt, and the sampled ones.
+            tokens: the ids of prompt and response.
         """
         text = self.decode(tokens.sampled)
         stops = [text.find(stop) for stop in request.sampling.stop if stop in text]
@@ -143,7 +143,7 @@ class Renderer:
         return message
 
     def encode(self, text: str) -> array[int]:
-        """Return the ids of a text, without tokens added before or after."""
+        """Return the ids of a text, without adding special tokens."""
         return array("i", self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -151,7 +151,7 @@ class Renderer:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def text(self, request: Request, *response: Message) -> str:
-        """Return the text of a conversation; without a response it ends where the model continues.
+        """Render a conversation as text; without a response, the text ends with the template's generation prompt.
 
         Raises:
             ModelRefused: the template does not support these messages, or tools.
@@ -159,21 +159,21 @@ class Renderer:
         return self._render(request, response, generation_prompt=not response)
 
     def message(self, text: str, request: Request) -> Message:
-        """Return the message of a sampled text: its thoughts, its content, and calls if tools were offered."""
+        """Parse a sampled text into a message with reasoning, content and, if tools were offered, tool calls."""
         reasoning, text = self._split_thoughts(text, request)
         matches = list(_written_calls(text)) if request.tools else []
         digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
         calls = [
             _tool_call(call, f"{len(request.messages)}.{index}.{digest}") for index, (_, call) in enumerate(matches)
         ]
-        if not matches or None in calls:  # malformed calls are text: the agent reports them to the model
+        if not matches or None in calls:  # keep malformed calls as text, which the agent reports to the model
             return Message("assistant", text, reasoning=reasoning)
         content = text[: matches[0][0]].strip()
         return Message("assistant", content, tuple(call for call in calls if call), reasoning=reasoning)
 
     @cached_property
     def reads_calls(self) -> bool:
-        """Whether :meth:`message` reads the calls that the template writes; other formats need the server's parser."""
+        """Whether :meth:`message` can parse the template's tool calls; other formats need the server's parser."""
         call = ToolCall("call_1", "run", '{"command": "ls"}')
         user = Message("user", "List the files.")
         request = Request((user,), (_TOOL,))
@@ -209,12 +209,12 @@ class Renderer:
                 tokenize=False,
                 **(options if isinstance(options, Mapping) else {}),
             )
-        except Exception as error:  # templates are programs: they may raise anything
+        except Exception as error:  # a template is a program and may raise any exception
             raise ModelRefused(f"the model's chat template rejected the messages: {error}") from error
         return str(text)
 
     def _split_thoughts(self, text: str, request: Request) -> tuple[str, str]:
-        """Return the thoughts of a sampled text, and the rest. Only templates that know thoughts have any."""
+        """Split a sampled text into reasoning and the rest. Without thinking tags in the template, all is the rest."""
         if _THOUGHT_END not in self._template:
             return "", text
         opened = text.lstrip().startswith(_THOUGHT)
@@ -225,7 +225,7 @@ class Renderer:
 
 
 class Conversations:
-    """The ids of conversations, by their text; drops the least recently used.
+    """An LRU cache of the token ids of conversations, by rendered text.
 
     Args:
         encode: tokenizes a text without adding tokens.
@@ -242,11 +242,12 @@ class Conversations:
         self._stored: OrderedDict[tuple[str, bytes], array[int]] = OrderedDict()
 
     def encode(self, text: str, session: str = "") -> array[int]:
-        """Return a prompt's ids: those of the longest stored conversation that it starts with, then the rest's.
+        """Return a prompt's ids: the stored ids of the longest conversation that it starts with, then the rest's.
 
         Args:
-            text: the prompt under the chat template.
-            session: the rollout, whose own conversations win over others with equal text and different ids.
+            text: the rendered prompt.
+            session: the name of the rollout. Its own conversations take precedence over those of other rollouts, which
+                may have equal text but different ids.
         """
         ids, end_start, end = array("i"), 0, 0
         with self._lock:
@@ -256,7 +257,8 @@ class Conversations:
                         self._stored.move_to_end(key)
                         ids, end_start, end = self._stored[key], start, position
                         break
-        # Tokenize the rest with the end token before it: alone, it might get a space mark, or spaces of that token.
+        # Tokenize the rest together with the end token before it. Alone, the rest might start with an additional space
+        # mark, or with spaces that belong to the end token.
         new_ids = array("i", self._encode(text[end_start:]))
         if end_start < end:
             new_ids = new_ids[1:] if new_ids[:1] == ids[-1:] else array("i", self._encode(text[end:]))
@@ -267,14 +269,14 @@ class Conversations:
 
         Args:
             before: the text without the response.
-            text: the text with it; the template's text after the response's end is ignored.
-            ids: the ids read and sampled.
-            session: the rollout.
+            text: the text with the response; the template's text after the response's end is ignored.
+            ids: the ids of prompt and response.
+            session: the name of the rollout.
         """
         ends = [match.start() for match in self._ends.finditer(text, len(before))]
         if not text.startswith(before) or not ends:
-            return  # template and model end responses differently, so no later text can start with this one
-        # A truncated response has no end token of its own: the template's is not among its ids.
+            return  # the template ends responses differently than the model, so no later text can match
+        # A truncated response has no end token: the template adds one that is not among the ids.
         match = self._ends.match(text, ends[-1])
         complete = match is not None and ids[-1:] == array("i", self._encode(match[0]))
         end = match.end() if match is not None and complete else ends[-1]
@@ -287,7 +289,7 @@ class Conversations:
                 self._token_count -= len(self._stored.popitem(last=False)[1])
 
     def _prefixes(self, text: str) -> Iterator[tuple[int, int, bytes]]:
-        """Yield each end token's start, a position where a conversation may end, and the hash of the text before it."""
+        """Yield each end token's start, a position where a conversation may end, and the hash of the text up to it."""
         digest, hashed = hashlib.sha256(), 0
         for match in self._ends.finditer(text):
             for position in (match.start(), match.end()):
@@ -315,7 +317,7 @@ def _written_calls(text: str) -> Iterator[tuple[int, str]]:
                 yield start, text[opening : closing + 1]
                 break
         else:
-            return  # no end for later calls either
+            return  # without an end tag here, later calls have none either
 
 
 def _skip_space(text: str, position: int, step: int = 1) -> int:
@@ -330,15 +332,15 @@ def _tool_call(text: str, seed: str) -> ToolCall | None:
         if not isinstance(body, dict) or not isinstance(body.get("name"), str):
             return None
         arguments = json.dumps(body.get("arguments", {}), ensure_ascii=False)
-    except (ValueError, RecursionError):  # degenerate samples repeat: a thousand brackets are not rare
+    except (ValueError, RecursionError):  # a degenerate sample may repeat an opening bracket a thousand times
         return None
-    # not random: a seeded response must be reproducible
+    # Do not choose the id at random, because a seeded response must be reproducible.
     name = hashlib.sha256(seed.encode()).hexdigest()[:24]
     return ToolCall(f"call_{name}", body["name"], arguments)
 
 
 def _for_template(message: Message) -> dict[str, object]:
-    """Return a message for a template: calls' arguments are objects, and thoughts have both of their usual names."""
+    """Return a message for a template, with call arguments as objects and reasoning under both of its usual names."""
     body = message.to_json()
     if message.reasoning:
         body["reasoning"] = message.reasoning
@@ -347,5 +349,5 @@ def _for_template(message: Message) -> dict[str, object]:
         try:
             call["function"]["arguments"] = json.loads(call["function"]["arguments"])
         except (ValueError, RecursionError):
-            continue  # not JSON: kept as text
+            continue  # keep malformed JSON as text
     return body

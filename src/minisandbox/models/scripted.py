@@ -1,4 +1,4 @@
-"""A model that responds from a script, for tests and reproducible runs, with injected faults and its own tokeniser."""
+"""A model that returns scripted responses and faults, for tests and reproducible runs, with its own tokeniser."""
 
 from __future__ import annotations
 
@@ -18,12 +18,19 @@ from minisandbox.models.protocol import Completion, FinishReason, Message, Reque
 Fault = str
 """A fault that a scripted server injects instead of a response.
 
-``timeout``: no response. ``reset``, ``reset_mid_answer``: the connection is reset. ``rate_limit``: 429, and with
-``_retry_after`` the time to wait. ``server_error``: 500. ``invalid_json``, ``empty_choices``, ``empty_answer``,
-``aborted``: malformed responses. ``context_length``: 400, in vLLM's wording. ``huge``: 10 MB of text. ``drip``: one
-byte at a time, forever. ``wrong_token_counts``: a log-probability is missing. ``no_tokens``: the requested token ids
-are missing.
-``wrong_key``: 401. ``unknown_model``: 404. ``redirect``: 307 to another host.
+- ``timeout``: the server sends no response.
+- ``reset``, ``reset_mid_answer``: the server resets the connection.
+- ``rate_limit``, ``rate_limit_retry_after``: status 429; the second also contains the time to wait.
+- ``server_error``: status 500.
+- ``invalid_json``, ``empty_choices``, ``empty_answer``, ``aborted``: the response is malformed.
+- ``context_length``: status 400, in vLLM's wording.
+- ``huge``: the response has 10 MB of text.
+- ``drip``: the server sends one byte at a time, forever.
+- ``wrong_token_counts``: the response lacks a log-probability.
+- ``no_tokens``: the response lacks the requested token ids.
+- ``wrong_key``: status 401.
+- ``unknown_model``: status 404.
+- ``redirect``: status 307, to another host.
 """
 
 ENDS_WITH: Mapping[Fault, type[ModelError]] = {
@@ -46,12 +53,12 @@ ENDS_WITH: Mapping[Fault, type[ModelError]] = {
     "unknown_model": ModelRefused,
     "redirect": ModelRefused,
 }
-"""The error that a client raises if every try meets the fault, for requests that require tokens."""
+"""The error that a client raises if every try of a request that requires token ids meets the fault."""
 
 FAULTS: tuple[Fault, ...] = tuple(ENDS_WITH)
 
 ALL_OTHERS = "*"
-"""The key of a script's default responses, for instances without their own."""
+"""The key of a script's default responses, for instances that the script does not name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +99,10 @@ Answerer = Callable[[Request], str | Message | Reply]
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """Responses for rollouts, in order.
+    """The responses of a scripted model, in order.
 
-    The number of assistant messages in a request's history selects the response, so a repeated request gets the same
-    response.
+    The number of assistant messages in a request's history selects the response, so a repeated request receives the
+    same response.
 
     Attributes:
         replies: the responses by instance or session; ``*`` for all others.
@@ -155,7 +162,7 @@ class Script:
         return replies[turn]
 
     def _of_session(self, session: str) -> Sequence[Reply]:
-        """Return the responses of a session: those of the longest instance name that starts the session's name."""
+        """Return the responses of a session: those of the longest instance name that is a prefix of its name."""
         for end in range(len(session), 0, -1):
             if session[:end] in self.replies and not session[end : end + 1].isalnum():
                 return self.replies[session[:end]]
@@ -163,7 +170,7 @@ class Script:
 
 
 class ScriptedModel:
-    """A model that responds from a script. Its own tokeniser has one token per byte, and one per mark.
+    """A model that responds from a script. Its tokeniser has one token per byte, and marks between a message's parts.
 
     Attributes:
         in_flight: the number of requests in progress.
@@ -261,8 +268,8 @@ def _of_lines(text: str) -> object:
     return dict(zip(names, (script["answers"] for script in scripts), strict=True))
 
 
-# The tokeniser has one token per byte, and one per mark between the parts of a message. It is reversible. The tokens of
-# a continued conversation start with the tokens of the shorter conversation.
+# The tokeniser has one token per byte, and special tokens, the marks, between the parts of a message. It is reversible,
+# and the tokens of a continued conversation start with the tokens of the shorter conversation.
 
 END = 256
 _ROLES: dict[Role, int] = {"system": 257, "user": 258, "assistant": 259, "tool": 260}

@@ -1,4 +1,4 @@
-"""Sample by token ids from a server with vLLM's or SGLang's completions API, once the server has been checked."""
+"""Sample token ids with the completions API of a vLLM or SGLang server, after a check of its model and tokenizer."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from minisandbox.models.renderer import Renderer
 
 _LOG = logging.getLogger("minisandbox.models")
 _UNKNOWN_CONTEXT = 1 << 30
-# Text that tokenizers split differently: accents, an ideograph, an emoji, code, runs of spaces.
+# A text that different tokenizers split differently: accents, ideographs, an emoji, code, runs of spaces.
 _TEXT = Message("user", "def add(a, b):\n        return a + b  # Grüße, 世界 🙂 1234567\n")
 
 
 class ServerPolicy(Policy):
     """A policy behind a server of vLLM or SGLang.
 
-    Before the first response, and again after each lost connection, it checks that the server has the model, the
-    tokenizer and the context, and reports log-probabilities of the distribution that it samples from.
+    Before the first response, and again after each lost connection, the policy checks that the server has the expected
+    model, tokenizer and context. It also checks that log-probabilities are of the distribution that is sampled from.
 
     Args:
         client: the server's client, which is closed with the policy.
         renderer: the renderer of the model's conversations.
-        alias: whether the server may have the client's model, named by its directory, under another name.
-        context: tokens that the server must hold; None for any number.
+        alias: whether the server may name the model differently than the client, which uses the model's directory.
+        context: the context in tokens that the server must support; None for any context.
     """
 
     def __init__(
@@ -91,10 +91,10 @@ class ServerPolicy(Policy):
             self._checked |= {("model", disconnects), (kind, disconnects)}
 
     def _read_models(self, models: list[dict[str, object]]) -> None:
-        """Find the model in the server's list."""
+        """Find the model in the server's list, and read its name and context."""
         name = self.client.name
         matches = [model for model in models if model["id"] == name]
-        if self._alias:  # --served-model-name, and a root that is written differently
+        if self._alias:  # vLLM has --served-model-name, and may spell the root differently
             matches += [model for model in models if model.get("root") == name or len(models) == 1]
         if models and not matches:
             raise ModelRefused(
@@ -113,7 +113,7 @@ class ServerPolicy(Policy):
             )
 
     async def _check_tokenizer(self) -> None:
-        """Compare how server and renderer tokenize a text."""
+        """Check that the server and the renderer tokenize a text equally."""
         text = self.renderer.text(Request((_TEXT,)))
         expected = self.renderer.encode(text)
         fields = completion_fields((), Sampling(max_tokens=1), self._name, self.renderer.ends)
@@ -149,12 +149,12 @@ class ServerPolicy(Policy):
 
 
 class ServedModel:
-    """A model behind a server: by token ids if possible, else by messages, which the server tokenizes.
+    """A model behind a server. Requests contain token ids if possible, and otherwise messages.
 
     Args:
         client: the server's client.
-        tokenizer: the directory of the server's tokenizer, which must fit; "": the one that the server names, if this
-            machine has it.
+        tokenizer: the directory of the server's tokenizer, whose mismatch is an error; "" for the tokenizer that the
+            server names, if this machine has it.
         tokens: whether the responses must have token ids (``yes``, ``auto``).
     """
 
@@ -170,7 +170,7 @@ class ServedModel:
         return self._client.name
 
     def prompt_tokens(self, request: Request) -> int | None:
-        """Return the number of tokens of a request's prompt, or None if the server tokenizes."""
+        """Return the number of tokens of a request's prompt, or None if the server tokenizes it."""
         return None if self._policy is None else self._policy.prompt_tokens(request)
 
     async def complete(self, request: Request) -> Completion:
@@ -193,7 +193,7 @@ class ServedModel:
         await self._client.close()
 
     async def _open(self, sampling: Sampling) -> ServerPolicy | None:
-        """Return the policy, or None if the server must tokenize; report the reason once."""
+        """Return the policy, or None if the server must tokenize messages; log the reason once."""
         try:
             renderer = await asyncio.to_thread(Renderer.load, self._tokenizer or await self._local_tokenizer())
             policy = ServerPolicy(self._client, renderer)
@@ -215,7 +215,7 @@ class ServedModel:
         """Return the model's directory or name, as the server reports it, if this machine has its tokenizer.
 
         Raises:
-            InvalidValue: it does not.
+            InvalidValue: this machine does not have the tokenizer.
             MissingExtra: transformers is not installed.
         """
         if find_spec("transformers") is None:
@@ -228,7 +228,7 @@ class ServedModel:
 
 
 def _is_local(name: str) -> bool:
-    """Return whether a directory, or the local cache of Hugging Face, has a model."""
+    """Return whether a name is a directory with a tokenizer, or a model in the local Hugging Face cache."""
     home = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
     cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
     return (Path(name) / "tokenizer_config.json").is_file() or (cache / f"models--{name.replace('/', '--')}").is_dir()

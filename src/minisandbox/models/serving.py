@@ -1,4 +1,4 @@
-"""Common parts of servers of models: start and stop, keys, errors, streamed responses."""
+"""Shared code of model servers: start and stop, API keys, error responses and streamed responses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STREAM_HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cac
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Return whether a log record is safe: aiohttp's records about malformed HTTP quote it, and it may contain keys."""
+    """Return whether a log record is safe: aiohttp's records of malformed HTTP quote the request and so its keys."""
     error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
     return not isinstance(error, http_exceptions.HttpProcessingError)
 
@@ -103,7 +103,7 @@ def key_of(request: web.Request) -> str:
 
 
 def has_key(request: web.Request, key: str) -> bool:
-    """Return whether a request has this key; compare in constant time."""
+    """Return whether a request has this API key; compare in constant time to prevent timing attacks."""
     return hmac.compare_digest(key_of(request).encode("utf-8", "surrogateescape"), key.encode())
 
 
@@ -113,7 +113,7 @@ def _is_anthropic(request: web.Request) -> bool:
 
 @web.middleware
 async def _shape_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Return errors of routes in OpenAI's format, and all errors in Anthropic's format to Anthropic's clients."""
+    """Convert routing errors to OpenAI's format, and for Anthropic's clients all errors to Anthropic's format."""
     try:
         response = await handler(request)
     except web.HTTPException as error:
@@ -126,7 +126,7 @@ async def _shape_errors(request: web.Request, handler: Handler) -> web.StreamRes
     body = response.body if isinstance(response.body, bytes) else b""
     message = _error_message(body)
     if is_about_length(response.status, body):
-        message = f"prompt is too long: {message}"  # agents shorten their history at these words
+        message = f"prompt is too long: {message}"  # agents shorten their history if they find these words
     waits = {name: value for name, value in response.headers.items() if name.lower().startswith("retry-after")}
     return web.json_response(
         anthropic_messages.error_body(response.status, message), status=response.status, headers=waits
@@ -144,7 +144,7 @@ def _error_message(body: bytes) -> str:
 
 
 def models_response(request: web.Request, name: str | None, **fields: str) -> web.Response:
-    """Return a list of one model, or of none, in the format of the client's API."""
+    """Return the list of models, which has at most one model, in the format of the client's API."""
     if _is_anthropic(request):
         return web.json_response(anthropic_messages.models_body([name] if name else []))
     models = [{"id": name, "object": "model", **fields}] if name else []
@@ -153,7 +153,7 @@ def models_response(request: web.Request, name: str | None, **fields: str) -> we
 
 @web.middleware
 async def _reject_compressed(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Reject compressed bodies: OpenAI's clients send none, and expanding a small body can take seconds."""
+    """Reject compressed requests: OpenAI's clients send none, and decompressing a small one can take seconds."""
     if request.headers.get("Content-Encoding", "identity").lower() != "identity":
         return error_response(415, "the request is compressed; send it without Content-Encoding", "BadRequestError")
     return await handler(request)
@@ -166,7 +166,7 @@ def error_response(status: int, message: str, kind: str) -> web.Response:
 
 
 async def send_events(request: web.Request, events: Iterator[Mapping[str, object]]) -> web.StreamResponse:
-    """Send the events of a stream, each with its type as its name."""
+    """Send a stream of server-sent events, each named by its ``type``."""
     response = web.StreamResponse(headers=_STREAM_HEADERS)
     await response.prepare(request)
     for event in events:
@@ -178,12 +178,12 @@ async def send_events(request: web.Request, events: Iterator[Mapping[str, object
 async def stream_of(
     request: web.Request, answer: Mapping[str, object], requested: Mapping[str, object]
 ) -> web.StreamResponse:
-    """Send a complete response as a stream.
+    """Send a complete chat completions response as a stream.
 
     Args:
         request: the HTTP request.
-        answer: the body of the whole response.
-        requested: the body of the request.
+        answer: the JSON of the complete response.
+        requested: the JSON of the request.
     """
     response = web.StreamResponse(headers=_STREAM_HEADERS)
     await response.prepare(request)
@@ -195,7 +195,7 @@ async def stream_of(
 
 
 def stream_chunks(answer: Mapping[str, object], requested: Mapping[str, object]) -> list[dict[str, object]]:
-    """Return the chunks of a stream: the messages, the finish reasons, and the usage if it was requested."""
+    """Return the chunks of a stream: the messages, the finish reasons, and, if requested, the usage."""
     common = {name: answer[name] for name in ("id", "created", "model") if name in answer}
     common["object"] = "chat.completion.chunk"
     messages, ends = [], []

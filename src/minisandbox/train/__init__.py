@@ -1,1 +1,1 @@
-"""Train on trajectories: fine-tuning on their rows, and on-policy reinforcement learning in sandboxes."""
+"""Train models: fine-tune on recorded trajectories, or run on-policy reinforcement learning in sandboxes."""

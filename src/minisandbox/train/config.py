@@ -1,4 +1,4 @@
-"""Configuration of fine-tuning and reinforcement learning: the only definition of every option."""
+"""Define all options of fine-tuning and reinforcement learning, with their defaults and documentation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COMPARISONS = ("auto", "token", "statistics")
 
 @dataclass(frozen=True, slots=True)
 class Lora:
-    """LoRA: train small adapter matrices instead of all weights."""
+    """Options of LoRA, which trains small adapter matrices instead of all weights."""
 
     rank: int = option(0, help="rank of the adapter matrices; 0: train all weights")
     alpha: int = option(32, help="their scale, divided by the rank")
@@ -28,7 +28,7 @@ class Lora:
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """AdamW and its learning rate schedule."""
+    """Options of AdamW and its learning rate schedule."""
 
     learning_rate: float = option(1e-4, help="the peak learning rate")
     schedule: str = option("cosine", help="the learning rate schedule", choices=SCHEDULES)
@@ -43,7 +43,7 @@ class Optimizer:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """Checkpoints, from which an interrupted run resumes."""
+    """Options of checkpoints, from which an interrupted run resumes."""
 
     every: int = option(30, help="steps between two checkpoints")
     keep: int = option(2, help="number of latest checkpoints to keep; 0: all")
@@ -56,7 +56,7 @@ class Checkpoints:
 
 @dataclass(frozen=True, slots=True)
 class SftConfig:
-    """Fine-tuning on token rows."""
+    """Configuration of fine-tuning on token rows."""
 
     model: str = required("a model's directory, or its name on the Hugging Face hub")
     data: tuple[str, ...] = required("files or folders of rows, as written by `trajectories export --to tokens`")
@@ -93,7 +93,7 @@ class SftConfig:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The agent and the sampling of rollouts."""
+    """The agent of the rollouts, and its sampling options."""
 
     agent: str = option("bash", help="the agent, by name or as package.module:Class")
     action_format: str = option("text", help="the bash agent's action format", choices=tuple(FORMATS))
@@ -112,7 +112,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Rollouts of a step, and the handling of failed rollouts and groups without signal."""
+    """Options of a step's rollouts, and of the replacement of failed rollouts and of groups with equal rewards."""
 
     tasks: int = option(16, help="tasks per step")
     size: int = option(8, help="rollouts per task: a group, whose mean reward is the baseline")
@@ -134,7 +134,7 @@ class Groups:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Evaluation of the resolve rate on held-out tasks."""
+    """Options of the evaluation, which measures the resolve rate on held-out tasks."""
 
     tasks: tuple[str, ...] = option((), help="task sets; empty: no evaluation")
     every: int = option(20, help="steps between two evaluations, in addition to one before and one after training")
@@ -147,7 +147,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class Vllm:
-    """vLLM as the engine. TRL starts or finds it, and sends the weights before each step's rollouts."""
+    """Options of vLLM as the engine. TRL starts or finds vLLM, and sends it the weights before each step's rollouts."""
 
     mode: str = option("colocate", help="in this process on the same GPU, or as a separate server",
                        choices=("colocate", "server"))  # fmt: skip
@@ -161,7 +161,7 @@ class Vllm:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Comparison of the trainer's log-probabilities with the sampler's (docs/design/tokens.md)."""
+    """Options of the comparison between trainer's and sampler's log-probabilities (docs/design/tokens.md)."""
 
     by: str = option("auto", help="each token within `tolerance`, or a step's statistics, for bfloat16; auto: by "
                      "`precision`. Use statistics for vLLM in bfloat16", choices=COMPARISONS)  # fmt: skip
@@ -175,7 +175,7 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True)
 class RlConfig:
-    """On-policy reinforcement learning (GRPO) with rewards from hidden tests."""
+    """Configuration of on-policy reinforcement learning (GRPO) with rewards from hidden tests."""
 
     model: str = required("a model's directory, or its name on the Hugging Face hub")
     tasks: tuple[str, ...] = required("task sets to train on")
@@ -208,7 +208,7 @@ class RlConfig:
     engine_cache: int = option(1 << 30, help="bytes of keys and values that the transformers engine caches between "
                                "turns: 20,000 tokens of a 3B model take about 0.7 GB")  # fmt: skip
     vllm: Vllm = Vllm()
-    grading: GradingOptions = GradingOptions()  # noqa: RUF009 - frozen
+    grading: GradingOptions = GradingOptions()  # noqa: RUF009 - a frozen default can be shared
     reuse_grades: bool = option(False, help="grade equal submissions to a task once per run; correct only if its "
                                 "tests are deterministic")  # fmt: skip
     check_tokens: str = option("sample", help="rows whose log-probabilities are recomputed, alone and without "
@@ -253,7 +253,7 @@ class RlConfig:
 
     @property
     def allowed_gaps(self) -> Tolerance:
-        """The largest allowed differences between the loss's log-probabilities and the sampler's."""
+        """The largest allowed differences between the trainer's and the sampler's log-probabilities."""
         if self.check_tokens == "off":
             return Tolerance()
         by = self.agreement.by

@@ -1,4 +1,4 @@
-"""Engines that sample a policy's answers during training: the trainer's own module, or vLLM with its weights."""
+"""Engines that sample responses during training: the trainer's own module, or vLLM with the trainer's weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class PolicyEngine(Protocol):
-    """Samples answers, but only within :meth:`drawing`."""
+    """The interface of an engine that samples responses, but only within :meth:`drawing`."""
 
     @property
     def model(self) -> Model:
@@ -35,11 +35,11 @@ class PolicyEngine(Protocol):
         ...
 
     def drawing(self) -> contextlib.AbstractContextManager[None]:
-        """Allow sampling with the current weights; the module's mode is restored afterwards."""
+        """Allow sampling with the current weights during a block, then restore the module's training mode."""
         ...
 
     async def close(self) -> None:
-        """Stop sampling for good."""
+        """Close the engine; it cannot sample any more."""
         ...
 
 
@@ -47,34 +47,34 @@ class OwnEngine:
     """An engine in this process.
 
     Args:
-        engine: the engine. It is paused from now on, except in :meth:`drawing`.
-        trainer: sends its weights to vLLM; None if the engine shares them.
+        engine: the engine. It is paused from now on, except within :meth:`drawing`.
+        trainer: the trainer, which sends its weights to vLLM; None if the engine shares the trainer's module.
     """
 
     def __init__(self, engine: TransformersEngine, trainer: GRPOTrainer | None = None) -> None:
         self.model, self.module, self._trainer = engine, engine.model, trainer
-        self._pause = engine.paused()  # no sampling during training
+        self._pause = engine.paused()  # prevent sampling during training
         self._pause.__enter__()
 
     @contextlib.contextmanager
     def drawing(self) -> Iterator[None]:
-        """Allow sampling with the current weights."""
+        """Allow sampling with the current weights during a block."""
         training = self.module.training
         if self._trainer is not None:
             sync(self._trainer)
-        self._pause.__exit__(None, None, None)  # drops caches of earlier weights
+        self._pause.__exit__(None, None, None)  # resume, without the caches of earlier weights
         try:
             yield
-        except BaseException:  # SIGTERM too: paused() would wait for requests whose callers are gone
+        except BaseException:  # also SIGTERM: otherwise paused() would wait for requests without a caller
             self.model.cancel()
             raise
         finally:
             self._pause = self.model.paused()
-            self._pause.__enter__()  # returns once cancelled requests have ended, too
+            self._pause.__enter__()  # wait until all requests have ended, cancelled ones too
             self.module.train(training)
 
     async def close(self) -> None:
-        """Stop sampling for good."""
+        """Close the engine; it cannot sample any more."""
         self._pause.__exit__(None, None, None)
         await self.model.close()
 
@@ -84,7 +84,7 @@ class ServedEngine:
 
     Args:
         model: the server's client.
-        trainer: sends its weights.
+        trainer: the trainer, which sends its weights to the server.
     """
 
     def __init__(self, model: Model, trainer: GRPOTrainer) -> None:
@@ -93,7 +93,7 @@ class ServedEngine:
 
     @contextlib.contextmanager
     def drawing(self) -> Iterator[None]:
-        """Allow sampling with the current weights."""
+        """Allow sampling with the current weights during a block."""
         training = self.module.training
         sync(self._trainer)
         try:
@@ -107,20 +107,20 @@ class ServedEngine:
 
 
 def sync(trainer: GRPOTrainer) -> None:
-    """Send the trainer's weights to vLLM, once per step; TRL does so before rollouts, but not before evaluations."""
+    """Send the trainer's weights to vLLM once per step. TRL sends them before rollouts, but not before evaluations."""
     if trainer._last_loaded_step != trainer.state.global_step:
         trainer.vllm_generation.sync_weights()
         trainer._last_loaded_step = trainer.state.global_step
 
 
 def open_engine(trainer: GRPOTrainer, config: RlConfig) -> PolicyEngine:
-    """Open the engine that samples a trainer's answers.
+    """Open the engine that samples responses for a trainer.
 
     Args:
         trainer: TRL's trainer.
         config: the experiment's configuration.
     """
-    from minisandbox.models.engine import TransformersEngine  # noqa: PLC0415 - an extra
+    from minisandbox.models.engine import TransformersEngine  # noqa: PLC0415 - needs optional packages
 
     module = trainer.accelerator.unwrap_model(trainer.model)
     if config.engine == "transformers":
@@ -134,7 +134,7 @@ def open_engine(trainer: GRPOTrainer, config: RlConfig) -> PolicyEngine:
         client = OpenAIModel(trainer.model.name_or_path, f"{config.vllm.url.rstrip('/')}/v1", tokens="yes")
         renderer = Renderer(trainer.processing_class, end_ids(module.generation_config.eos_token_id))
         return ServedEngine(ServerPolicy(client, renderer, alias=True, context=config.policy.context), trainer)
-    from minisandbox.models.engine.vllm import VllmDecoder  # noqa: PLC0415 - needed only here
+    from minisandbox.models.engine.vllm import VllmDecoder  # noqa: PLC0415 - only vLLM in this process needs it
 
     llm = trainer.vllm_generation.llm
     inner = TransformersEngine(
@@ -145,7 +145,7 @@ def open_engine(trainer: GRPOTrainer, config: RlConfig) -> PolicyEngine:
 
 
 def vllm_arguments(config: RlConfig) -> dict[str, object]:
-    """Return TRL's options for vLLM, or nothing if it is not used.
+    """Return TRL's options for vLLM, or no options if vLLM is not used.
 
     Args:
         config: the experiment's configuration.
@@ -156,7 +156,8 @@ def vllm_arguments(config: RlConfig) -> dict[str, object]:
     common: dict[str, object] = {
         "use_vllm": True,
         "vllm_mode": vllm.mode,
-        # in a long rollout the product of all tokens' ratios is far from 1, and TRL would drop the rollout
+        # Truncate the ratio of each token. The product of all ratios of a long rollout is far from 1, so that TRL would
+        # drop the rollout.
         "vllm_importance_sampling_mode": "token_truncate",
     }
     if vllm.mode == "server":
@@ -166,7 +167,7 @@ def vllm_arguments(config: RlConfig) -> dict[str, object]:
 
 @contextlib.contextmanager
 def in_precision(config: RlConfig) -> Iterator[None]:
-    """Have TRL start vLLM in the training's precision; without a dtype, vLLM converts float32 to bfloat16.
+    """Make TRL start vLLM in the precision of the training; by default, vLLM converts float32 to bfloat16.
 
     Args:
         config: the experiment's configuration.
@@ -174,10 +175,10 @@ def in_precision(config: RlConfig) -> Iterator[None]:
     if config.engine != "vllm" or config.vllm.mode != "colocate":
         yield
         return
-    from trl.generation import vllm_generation  # noqa: PLC0415 - an extra
+    from trl.generation import vllm_generation  # noqa: PLC0415 - an optional package
 
     llm = getattr(vllm_generation, "LLM", None)
-    if llm is None:  # vLLM is missing, which TRL reports
+    if llm is None:  # vLLM is not installed, which TRL reports
         yield
         return
     vllm_generation.LLM = partial(llm, dtype=config.precision)
@@ -191,7 +192,7 @@ def check_engine(config: RlConfig) -> None:
     """Check that the engine supports the configuration.
 
     Raises:
-        InvalidValue: it does not.
+        InvalidValue: the engine does not support the configuration.
         MissingExtra: vLLM is not installed.
     """
     if config.engine != "vllm":
@@ -220,15 +221,15 @@ def check_engine(config: RlConfig) -> None:
 
 
 def _has_cuda() -> bool:
-    import torch  # noqa: PLC0415 - an extra
+    import torch  # noqa: PLC0415 - an optional package
 
     return bool(torch.cuda.is_available())
 
 
 def _vllm_platform() -> str | None:
-    """Return the device type of the installed vLLM: ``cuda``, ``cpu`` ...; None if vLLM is not installed."""
+    """Return the device type of the installed vLLM, for instance ``cuda``, or None if vLLM is not installed."""
     try:
-        from vllm.platforms import current_platform  # noqa: PLC0415 - not ours to install
+        from vllm.platforms import current_platform  # noqa: PLC0415 - an optional package
     except ImportError:
         return None
     return str(current_platform.device_type)

@@ -16,15 +16,15 @@ _FILE = "scores.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One evaluation.
+    """The result of one evaluation.
 
     Attributes:
-        step: number of optimiser steps before it.
+        step: number of optimiser steps before the evaluation.
         reward: the mean reward, which is the resolve rate.
         rollouts: number of rollouts with a reward.
-        failed: number of rollouts that remained without a reward when repeated; not part of the mean.
-        task_error: the standard error of the mean reward, clustered by task, since a task's rollouts are correlated.
-            None with one task, and in runs of earlier versions.
+        failed: number of rollouts without a reward even after repetition; the mean does not include them.
+        task_error: the standard error of the mean reward, clustered by task, because a task's rollouts are correlated.
+            None if there is only one task, and in runs of earlier versions.
     """
 
     step: int
@@ -35,20 +35,21 @@ class Score:
 
     @property
     def error(self) -> float:
-        """The standard error of the mean reward; without ``task_error``, as if rollouts were independent."""
+        """The standard error of the mean reward; if ``task_error`` is None, rollouts are assumed to be independent."""
         if self.task_error is not None:
             return self.task_error
         return math.sqrt(self.reward * (1 - self.reward) / self.rollouts) if self.rollouts else math.nan
 
 
 class Evaluator:
-    """Evaluates a policy.
+    """Evaluate a policy on held-out tasks.
 
     Args:
         options: the options.
         tasks: ids of the tasks; empty for no evaluation.
-        gatherer: runs the rollouts. Seeds are equal at every step, so that scores differ by the policy alone.
-        run: stores the scores.
+        gatherer: runs the rollouts. Its seeds are the same in every evaluation, so that scores differ only because of
+            the policy.
+        run: the training run, which stores the scores.
         tell: called with progress messages.
     """
 
@@ -67,7 +68,7 @@ class Evaluator:
         return scores_of(self._run)
 
     def is_due(self, step: int) -> bool:
-        """Return whether a step has not been evaluated yet."""
+        """Return whether a step still has to be evaluated."""
         return bool(self._tasks) and all(one.step != step for one in self.scores())
 
     async def evaluate(self, step: int) -> None:
@@ -90,9 +91,10 @@ class Evaluator:
 
 
 def clustered_error(rewards: Sequence[tuple[str, float]]) -> float | None:
-    """Return the standard error of a mean reward, clustered by task; None with fewer than two tasks.
+    """Return the standard error of a mean reward, clustered by task, or None for fewer than two tasks.
 
-    The sandwich estimator of a mean: arXiv 2411.00640, section 2.2, with G / (G - 1) for G clusters.
+    This is the sandwich estimator of a mean (arXiv 2411.00640, section 2.2), with the factor G / (G - 1) for G
+    clusters.
 
     Args:
         rewards: each rollout's task and reward.
@@ -113,7 +115,7 @@ def scores_of(run: TrainingRun) -> list[Score]:
 
 
 def score_from(line: Mapping[str, object]) -> Score:
-    """Decode a line of ``scores.jsonl``."""
+    """Convert a line of ``scores.jsonl`` to a score."""
     step, reward, rollouts, failed = (str(line[name]) for name in ("step", "reward", "rollouts", "failed"))
     error = line.get("task_error")
     return Score(int(step), float(reward), int(rollouts), int(failed), None if error is None else float(str(error)))
@@ -126,7 +128,7 @@ def draw_curve(curves: Mapping[str, Sequence[Score]], path: Path) -> None:
         curves: scores by run name.
         path: the output file, ``.png`` or ``.svg``.
     """
-    from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
+    from matplotlib.figure import Figure  # noqa: PLC0415 - an optional package
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()

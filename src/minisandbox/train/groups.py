@@ -1,8 +1,8 @@
-"""Groups: the rollouts of a step, the handling of failures, and advantages.
+"""Run the rollouts of a training step in groups, repeat failed rollouts, and compute advantages.
 
-A task's rollouts are its group; a rollout's advantage is its reward minus its group's mean (GRPO, arXiv 2402.03300).
-A rollout with an infrastructure error has no reward: it is repeated, and left out if that fails too. A group whose
-rewards are all equal carries no signal, and is replaced by a group of another task.
+A group consists of a step's rollouts of one task. A rollout's advantage is its reward minus the group's mean reward
+(GRPO, arXiv 2402.03300). A rollout with an infrastructure error has no reward. It is repeated, and left out if the
+repetition fails too. A group whose rewards are all equal has no signal, and is replaced by a group of another task.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Wanted:
 
     Attributes:
         task: the task's id.
-        attempt: which rollout of the task it is, from 0; unique within a run.
-        seed: seed of all its sampling.
+        attempt: a number from 0, which is unique among the task's rollouts in a run.
+        seed: the seed of all sampling in the rollout.
     """
 
     task: str
@@ -45,14 +45,14 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """An ended rollout.
+    """The result of a rollout.
 
     Attributes:
         wanted: the rollout.
-        reward: the submission's reward; None after an infrastructure error or unconfirmed pass.
-        rows: the tokens that were read and sampled.
-        detail: the error's message.
-        seconds: its duration.
+        reward: the submission's reward; None after an infrastructure error or an unconfirmed pass.
+        rows: the rows of tokens that were read and sampled.
+        detail: the error message, or "".
+        seconds: the rollout's duration.
     """
 
     wanted: Wanted
@@ -63,10 +63,10 @@ class Result:
 
 
 class Rollouts(Protocol):
-    """Runs rollouts, several at once, on one event loop."""
+    """The interface to run rollouts, several at once, on one event loop."""
 
     async def run(self, wanted: Wanted) -> Result:
-        """Run one rollout. Cancellation ends it and leaves nothing behind.
+        """Run one rollout; if cancelled, stop the rollout and release all its resources.
 
         Raises:
             MiniSandboxError: an infrastructure error, which may also be returned as a result without a reward.
@@ -89,12 +89,12 @@ class Group:
 
     @property
     def rewards(self) -> list[float | None]:
-        """One reward per rollout."""
+        """The reward of each rollout."""
         return [one.reward for one in self.results]
 
     @property
     def informative(self) -> bool:
-        """Whether two rewards differ."""
+        """Whether the group has a signal: at least two of its rewards differ."""
         return len({one for one in self.rewards if one is not None}) > 1
 
 
@@ -105,11 +105,11 @@ class Step:
     Attributes:
         number: the step's number, from 0.
         groups: groups to train on.
-        silent: groups without signal: rewards are all equal, or at most one is known.
-        failed: rollouts that remained without a reward.
-        redone: rollouts that were repeated.
-        refilled: groups that replaced groups without signal.
-        seconds: duration of all rollouts together.
+        silent: groups without signal: all rewards are equal, or at most one is known.
+        failed: number of rollouts without a reward even after repetition.
+        redone: number of repetitions.
+        refilled: number of groups that replaced groups without signal.
+        seconds: duration of the step's rollouts.
     """
 
     number: int
@@ -123,8 +123,8 @@ class Step:
     def rows(self, scale: str) -> list[TrainingRow]:
         """Return all training rows of rollouts with a reward.
 
-        A rollout has several rows if its history forked, was summarised, or has sub-agents. Each has the rollout's
-        advantage as its weight.
+        A rollout has several rows if its history was forked or summarised, or if it has sub-agents. The weight of each
+        row is the rollout's advantage.
 
         Args:
             scale: as for :func:`advantages`.
@@ -170,11 +170,11 @@ class Step:
 
 
 def advantages(rewards: Sequence[float | None], scale: str = "none") -> list[float]:
-    """Return each reward minus the mean of the known rewards; 0.0 for unknown ones.
+    """Return each reward minus the mean of the known rewards, or 0.0 for an unknown reward.
 
     Args:
         rewards: a group's rewards; None if unknown.
-        scale: ``group`` divides by their standard deviation; ``none`` does not.
+        scale: ``group`` to divide by the standard deviation of the rewards; ``none`` not to.
     """
     known = [one for one in rewards if one is not None]
     if len(known) < 2:
@@ -187,13 +187,13 @@ def advantages(rewards: Sequence[float | None], scale: str = "none") -> list[flo
 def tasks_of_step(tasks: Sequence[str], count: int, step: int, seed: int) -> tuple[list[str], list[str]]:
     """Return a step's tasks, and shuffled spare tasks that may replace groups without signal.
 
-    Every task comes once per epoch, and none twice in a step. Where an epoch ends within a step, the next epoch may
-    repeat a few tasks and miss as many. The result depends on the arguments alone, so a resumed run takes the same
-    tasks.
+    An epoch contains every task once, and no step contains a task twice. If an epoch ends within a step, the next epoch
+    may repeat a few tasks and omit as many. The result depends on the arguments alone, so a resumed run chooses the
+    same tasks.
 
     Args:
         tasks: all tasks.
-        count: tasks per step, at most all.
+        count: number of tasks per step, at most the number of all tasks.
         step: the step's number, from 0.
         seed: seed of the order.
     """
@@ -202,7 +202,7 @@ def tasks_of_step(tasks: Sequence[str], count: int, step: int, seed: int) -> tup
     while len(chosen) < count:
         epoch, start = divmod(place + len(chosen), len(tasks))
         order = random.Random(f"{seed} {epoch}").sample(list(tasks), len(tasks))  # noqa: S311 - not a secret
-        # where an epoch ends within a step, the next epoch starts with other tasks than those of this step
+        # If an epoch ends within this step, skip tasks of the next epoch that the step already contains.
         chosen += [one for one in order[start:] if one not in chosen][: count - len(chosen)]
     spare = [one for one in tasks if one not in chosen]
     random.Random(f"{seed} spare {step}").shuffle(spare)  # noqa: S311 - not a secret
@@ -211,14 +211,15 @@ def tasks_of_step(tasks: Sequence[str], count: int, step: int, seed: int) -> tup
 
 @dataclass(slots=True)
 class Gatherer:
-    """Runs the rollouts of steps.
+    """Run the rollouts of training steps, several at once, and repeat failed rollouts.
 
     Attributes:
         rollouts: runs single rollouts.
         groups: the options of groups.
-        workers: rollouts at once.
-        deadline: seconds per rollout; a longer one counts as failed. Agents are stopped earlier, and graded.
-        seed: seed of all sampling, for deterministic runs; None samples anew each time.
+        workers: maximum number of concurrent rollouts.
+        deadline: seconds after which a rollout counts as failed. Agents have an earlier limit, after which their
+            changes are graded.
+        seed: seed of all sampling, for deterministic runs; None for random seeds.
         notice: called with messages about failed rollouts.
     """
 
@@ -267,7 +268,7 @@ class Gatherer:
         return Step(number, tuple(useful), tuple(silent), len(failures), redone, refilled, seconds)
 
     async def _groups(self, number: int, tasks: Sequence[str]) -> tuple[list[Group], int]:
-        """Run the groups of tasks; return them, and the number of repeated rollouts."""
+        """Run one group per task; return the groups and the number of repetitions."""
         size, first = self.groups.size, number * self.groups.size * (1 + self.groups.redo)
         results = await self.do([self.wanted(task, first + one) for task in tasks for one in range(size)])
         redone = await self.retry(results, lambda place, again: first + again * size + place % size)
@@ -275,7 +276,7 @@ class Gatherer:
         return [Group(task, part) for task, part in zip(tasks, parts, strict=True)], redone
 
     async def retry(self, results: list[Result], attempt: Callable[[int, int], int]) -> int:
-        """Repeat rollouts without a reward, and replace their results in place.
+        """Repeat the rollouts without a reward, and replace their results in place.
 
         Args:
             results: the results of all rollouts.
@@ -296,7 +297,7 @@ class Gatherer:
         return count
 
     def wanted(self, task: str, attempt: int) -> Wanted:
-        """Return a rollout to run, with its seed."""
+        """Return the description of a rollout to run, with its seed."""
         seed = secrets.randbits(63) if self.seed is None else seed_of(self.seed, task, attempt)
         return Wanted(task, attempt, seed)
 

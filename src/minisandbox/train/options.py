@@ -1,7 +1,8 @@
-"""Configurations: frozen dataclasses, read from a YAML file and ``key=value`` arguments.
+"""Read configurations, which are frozen dataclasses, from a YAML file and ``key=value`` arguments.
 
-A field is the only definition of its option: its type defines the accepted values, its default the value if omitted,
-its ``help`` the documentation. A field with a dataclass as its type is a section; its keys are ``section.key``.
+A field completely defines an option. The field's type defines the accepted values, its default the value if the option
+is omitted, and its ``help`` the documentation. A field whose type is a dataclass is a section, with the keys
+``section.key``.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ T = TypeVar("T")
 Values = dict[str, object]
 
 
-def option(default: T, *, help: str, choices: tuple[str, ...] = ()) -> T:  # noqa: A002 - the key in the metadata
-    """Return the field of an option.
+def option(default: T, *, help: str, choices: tuple[str, ...] = ()) -> T:  # noqa: A002 - named like the metadata key
+    """Return a dataclass field that defines an option.
 
     Args:
         default: the value if the option is omitted.
         help: a description for the documentation.
-        choices: the allowed texts; empty for any.
+        choices: the allowed values; empty to allow any value.
     """
     return dataclasses.field(default=default, metadata={"help": help, "choices": choices})
 
 
-def required(help: str) -> typing.Any:  # noqa: A002 - as above
-    """Return the field of a required option; ``Any``, since the field may have any type.
+def required(help: str) -> typing.Any:  # noqa: A002 - named like the metadata key
+    """Return a dataclass field that defines a required option, as ``Any`` because the field may have any type.
 
     Args:
         help: a description for the documentation.
@@ -46,7 +47,7 @@ def positive(**values: float) -> None:
     """Check that numbers are above 0.
 
     Raises:
-        InvalidValue: a number is not; the message names it.
+        InvalidValue: a number is not above 0; the message names the option.
     """
     for name, value in values.items():
         if not value > 0:
@@ -61,7 +62,7 @@ def reward_or_none(name: str, value: float | None) -> None:
         value: the option's value.
 
     Raises:
-        InvalidValue: it is neither None nor between 0 and 1.
+        InvalidValue: the value is neither None nor between 0 and 1.
     """
     if value is not None and not 0 <= value <= 1:
         raise InvalidValue(f"{name} is {value!r}", hint="give null, or a number from 0 to 1")
@@ -69,13 +70,13 @@ def reward_or_none(name: str, value: float | None) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Described:
-    """Documentation of one option.
+    """The documentation of one option.
 
     Attributes:
-        key: its name in files and on the command line.
-        kind: its type in words.
-        default: its default in YAML; empty if the option is required.
-        help: its description.
+        key: the option's name in files and on the command line.
+        kind: the option's type in words.
+        default: the default as YAML; empty if the option is required.
+        help: the description.
     """
 
     key: str
@@ -92,7 +93,7 @@ def load(kind: type[T], name: str, settings: Sequence[str] = ()) -> T:
 
     Args:
         kind: the configuration's dataclass.
-        name: a YAML file, or the name of a packaged one.
+        name: a YAML file, or the name of a packaged configuration.
         settings: ``key=value`` pairs with YAML values, which override the file.
 
     Raises:
@@ -130,10 +131,10 @@ def _text_of(name: str) -> tuple[str, str]:
 
 
 def _parsed(text: str, what: str) -> object:
-    import yaml  # noqa: PLC0415 - only configurations need it
+    import yaml  # noqa: PLC0415 - only configurations need yaml
 
     class Loader(yaml.SafeLoader):
-        """A loader that rejects duplicate keys, of which YAML's own would ignore the first."""
+        """A YAML loader that rejects duplicate keys, of which the standard loader would ignore all but the last."""
 
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
             keys = [str(key.value) for key, _ in node.value]
@@ -207,12 +208,12 @@ def _section(kind: type, values: Mapping[str, object], place: str, prefix: str) 
         _check_choice(one, read, f"{place}: {prefix}{one.name}")
     try:
         return kind(**read)
-    except InvalidValue as error:  # from a section's own check
+    except InvalidValue as error:  # raised by the dataclass's own check
         raise error.about(place) from None
 
 
 def _default_of(kind: type, name: str) -> Values:
-    """Return a section's default in this configuration, which may differ from its class's defaults."""
+    """Return the default of a section in a configuration, which may differ from the defaults of the section's class."""
     (default,) = (one.default for one in _fields(kind) if one.name == name)
     return {} if default is dataclasses.MISSING else to_mapping(default)
 
@@ -278,7 +279,7 @@ def to_mapping(config: object) -> Values:
 
 def to_yaml(config: object) -> str:
     """Return a configuration as YAML text."""
-    import yaml  # noqa: PLC0415 - only configurations need it
+    import yaml  # noqa: PLC0415 - only configurations need yaml
 
     return yaml.safe_dump(to_mapping(config), sort_keys=False, allow_unicode=True)
 
@@ -291,12 +292,12 @@ def store(config: object, path: Path) -> None:
 
 
 def describe(kind: type, prefix: str = "", default_of: object = None) -> Iterator[Described]:
-    """Yield the documentation of all options in order, including those of sections.
+    """Yield the documentation of all options in order, including the options of sections.
 
     Args:
         kind: the configuration's dataclass.
-        prefix: a prefix for its keys.
-        default_of: a section's default value.
+        prefix: a prefix for the options' keys.
+        default_of: an instance whose values are the defaults; None for the defaults of the class.
     """
     hints = _hints(kind)
     for one in _fields(kind):
@@ -330,7 +331,7 @@ def _flat(values: Values, prefix: str = "") -> Values:
 
 
 def _shown(value: object) -> str:
-    import yaml  # noqa: PLC0415 - only configurations need it
+    import yaml  # noqa: PLC0415 - only configurations need yaml
 
     if isinstance(value, tuple):
         value = list(value)

@@ -1,8 +1,10 @@
 """On-policy GRPO with our rollouts and advantages, and TRL's loss and optimiser.
 
-:func:`_bridge` connects them: a ``rollout_func``, and a subclass that replaces TRL's advantages with ours and compares
-the log-probabilities of the loss's own forward pass with the sampler's. TRL expects one row per rollout in every step;
-slots without a row are filled with one that carries no loss. If rollouts have several rows, a step gets more slots.
+:func:`_bridge` connects the two with a ``rollout_func`` and a subclass of TRL's trainer. The subclass replaces TRL's
+advantages with ours, and compares the log-probabilities of the loss's own forward pass with the sampler's.
+
+TRL expects one row per rollout in every step: it has a slot for each rollout. A slot without a row is filled with a row
+that carries no loss. If rollouts have several rows, a step has more slots.
 """
 
 from __future__ import annotations
@@ -57,11 +59,11 @@ MAY_CHANGE = frozenset(
         "vllm.group_port",
     }
 )
-"""Options that may change on resume, since they do not affect what is trained on."""
+"""Options that may change when a run resumes, because the training data does not depend on them."""
 
 
 class Environment(Protocol):
-    """Where rollouts run: sandboxes, or a substitute."""
+    """The interface by which the training loop runs rollouts, in sandboxes or in a substitute for them."""
 
     @property
     def tasks(self) -> Sequence[str]:
@@ -78,7 +80,7 @@ class Environment(Protocol):
 
         Args:
             model: the model that agents use.
-            held_out: whether the rollouts are for evaluation, which may sample differently.
+            held_out: whether the rollouts are for evaluation, which may use other sampling options.
         """
         ...
 
@@ -107,13 +109,13 @@ def train_rl(config: RlConfig, environment: Environment, *, tell: Tell = lambda 
 
     Args:
         config: the experiment's configuration.
-        environment: where rollouts run.
+        environment: runs the rollouts.
         tell: called with progress messages.
 
     Raises:
         MissingExtra: the extra ``train`` is not installed.
         InvalidValue: the model cannot be opened, or there are fewer tasks than one step needs.
-        TrainingError: no rollout of a step has a reward, or several processes or GPUs would train.
+        TrainingError: no rollout of a step has a reward, or training would use several processes or GPUs.
         TokenMismatch: the trainer's log-probabilities differ from the sampler's.
         RunError: the directory belongs to another experiment, or another process trains there.
         DiskFull: a checkpoint cannot be written.
@@ -143,17 +145,17 @@ def train_rl(config: RlConfig, environment: Environment, *, tell: Tell = lambda 
 
 
 class Loop:
-    """A trainer, an engine that shares its module, and the rollouts between them.
+    """The training loop, which runs rollouts with the current weights before each optimiser step.
 
     Args:
         config: the experiment's configuration.
-        environment: where rollouts run.
+        environment: runs the rollouts.
         run: the run's directory.
         runner: the event loop of the rollouts.
         tell: called with progress messages.
 
     Raises:
-        TrainingError: several processes or GPUs would train.
+        TrainingError: training would use several processes or GPUs.
     """
 
     def __init__(
@@ -164,7 +166,7 @@ class Loop:
         self.slots = config.groups.tasks * config.groups.size
         self.rounding = Rounding(0)
         self.gaps = Gaps(config.allowed_gaps)
-        with contextlib.ExitStack() as closing:  # an error leaves no node and no run directory open
+        with contextlib.ExitStack() as closing:  # after an error, close nodes and run directories
             nodes = closing.enter_context(contextlib.ExitStack())
             nodes.callback(environment.close)
             self.trainer = _bridge(self)
@@ -218,12 +220,12 @@ class Loop:
         self.rows = [one for one in self.rows if one.rollout not in self.rounding.rollouts]
 
     def leave_out(self, error: TokenMismatch) -> None:
-        """Count and report a row that is left out; raise the error if no more rows may be."""
+        """Count and report a row that is left out; raise the error if no further row may be left out."""
         self.rounding.take(error)
         self.tell(f"left out because of rounding: {error}")
 
     def evaluate(self, number: int) -> None:
-        """Evaluate on held-out tasks, unless this step was evaluated already."""
+        """Evaluate on held-out tasks, unless this step has been evaluated already."""
         if self.evaluator.is_due(number):
             with self.engine.drawing():
                 self._runner.run(self.evaluator.evaluate(number))
@@ -234,8 +236,8 @@ class Loop:
 
 
 def _arguments(config: RlConfig, run: TrainingRun) -> object:
-    """Return TRL's configuration: fresh rollouts for each optimiser step, so that training is on-policy."""
-    from trl import GRPOConfig  # noqa: PLC0415 - an extra
+    """Return TRL's configuration, with new rollouts for each optimiser step, so that training is on-policy."""
+    from trl import GRPOConfig  # noqa: PLC0415 - an optional package
 
     slots = config.groups.tasks * config.groups.size
     made = GRPOConfig(
@@ -264,10 +266,10 @@ def _arguments(config: RlConfig, run: TrainingRun) -> object:
 
 
 def to_trl(rows: Sequence[TrainingRow], slots: int) -> dict[str, list[list[int]] | list[list[float]]]:
-    """Return rows in the form of a ``rollout_func``; slots without a row get one without loss.
+    """Convert rows to the format of TRL's ``rollout_func``; fill slots without a row with rows without loss.
 
     Args:
-        rows: the rows, not more than slots.
+        rows: the rows, at most one per slot.
         slots: number of slots.
     """
     empty = TrainingRow("", array("i", [0, 0]), b"\0\0", array("d", [0.0, 0.0]))
@@ -283,7 +285,7 @@ def to_trl(rows: Sequence[TrainingRow], slots: int) -> dict[str, list[list[int]]
 
 
 def slots_for(rows: Sequence[TrainingRow], rollouts: int) -> int:
-    """Return the number of slots of a step: that of its rollouts, or a multiple that has room for all rows.
+    """Return a step's number of slots: the smallest multiple of the number of rollouts that has room for all rows.
 
     Args:
         rows: the step's rows.
@@ -293,12 +295,14 @@ def slots_for(rows: Sequence[TrainingRow], rollouts: int) -> int:
 
 
 def weights(rows: Sequence[TrainingRow], slots: int, *, rollouts: int, loss: str) -> list[float]:
-    """Return the advantages of all slots, such that a rollout counts the same however many rows it has.
+    """Return the advantages of all slots, scaled so that a rollout's weight does not depend on its number of rows.
 
-    Slots without a row get 0.0 and count in the denominator, which is the same in every step, as in Dr. GRPO
-    (arXiv 2503.20783): a step with 2 informative groups of 16 is an eighth of the size of one with 16. TRL divides
-    ``dr_grpo`` and ``grpo`` by the slots, so further slots are undone here. ``grpo`` averages each row's tokens, so a
-    row gets its share of the rollout. ``dapo`` divides by the tokens of all rows.
+    Slots without a row have the advantage 0.0. They count in the denominator, which is therefore the same in every
+    step, as in Dr. GRPO (arXiv 2503.20783): with signal in 2 of 16 groups, a step is an eighth of the size of one with
+    signal in all groups. TRL divides the losses ``dr_grpo`` and ``grpo`` by the number of slots, so the advantages are
+    multiplied by the number of slots per rollout. ``grpo`` averages over each row's tokens, so the advantage is also
+    multiplied by the row's share of the rollout's tokens. ``dapo`` divides by the tokens of all rows, and needs no
+    correction.
 
     Args:
         rows: the rows.
@@ -313,14 +317,14 @@ def weights(rows: Sequence[TrainingRow], slots: int, *, rollouts: int, loss: str
 
 
 def _bridge(loop: Loop) -> GRPOTrainer:
-    """Return TRL's trainer, fed with our rollouts."""
-    import torch  # noqa: PLC0415 - an extra
-    from datasets import Dataset  # noqa: PLC0415 - the same
+    """Return TRL's trainer, which trains on the rows of our rollouts."""
+    import torch  # noqa: PLC0415 - an optional package
+    from datasets import Dataset  # noqa: PLC0415 - an optional package
 
     config = loop.config
 
     def rollout_func(_prompts: object, trainer: GRPOTrainer) -> dict[str, object]:
-        if config.deterministic:  # TRL shuffles rows: a resumed run must shuffle them equally
+        if config.deterministic:  # TRL shuffles rows, and a resumed run must shuffle them in the same way
             torch.manual_seed(seed_of(config.seed, "shuffle", trainer.state.global_step))
         return dict(to_trl(loop.rows, loop.slots))
 
@@ -341,8 +345,8 @@ def _bridge(loop: Loop) -> GRPOTrainer:
 
 def _bridge_class(loop: Loop) -> type[GRPOTrainer]:
     """Return a subclass of TRL's trainer with our advantages and a check of its log-probabilities."""
-    import torch  # noqa: PLC0415 - an extra
-    from trl import GRPOTrainer  # noqa: PLC0415 - the same
+    import torch  # noqa: PLC0415 - an optional package
+    from trl import GRPOTrainer  # noqa: PLC0415 - an optional package
 
     class Bridge(GRPOTrainer):  # type: ignore[misc] # mypy does not read TRL
         stats: dict[str, float]
@@ -358,7 +362,7 @@ def _bridge_class(loop: Loop) -> type[GRPOTrainer]:
             device = found["advantages"].device
             advantages = weights(loop.rows, loop.slots, rollouts=len(inputs), loss=loop.config.loss)
             found["advantages"] = torch.tensor(advantages, device=device)
-            found["number"] = torch.arange(loop.slots, device=device)  # TRL shuffles them
+            found["number"] = torch.arange(loop.slots, device=device)  # finds rows after TRL has shuffled them
             return found
 
         def _compute_loss(self, model: object, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -379,7 +383,7 @@ def _bridge_class(loop: Loop) -> type[GRPOTrainer]:
             return found
 
         def log(self, logs: dict[str, float], *args: object, **kwargs: object) -> None:
-            if "loss" in logs:  # TRL's rewards are per slot, ours per rollout
+            if "loss" in logs:  # drop TRL's rewards, which are per slot instead of per rollout
                 for key in [key for key in self._metrics["train"] if "reward" in key]:
                     del self._metrics["train"][key]
                 logs = logs | self.stats | {"logprob_gap_mean": loop.gaps.mean}
@@ -396,7 +400,7 @@ def _check_masks(rows: Sequence[TrainingRow], batch: Mapping[str, torch.Tensor])
         batch: the input of TRL's loss; ``number`` maps its rows to ``rows``.
 
     Raises:
-        TrainingError: it counts other tokens, or there is no mask.
+        TrainingError: the loss counts other tokens, or the batch has no mask.
     """
     advice = "rollout_func is experimental in TRL: install the version in requirements-full.lock"
     if "tool_mask" not in batch:
@@ -419,10 +423,10 @@ def _compare(loop: Loop, stats: dict[str, float], batch: dict[str, torch.Tensor]
     """Compare the loss's own log-probabilities with the sampler's, row by row.
 
     Returns:
-        Which rows may carry loss: all but those left out because of rounding.
+        For each row, whether it may carry loss; False for a row that is left out because of rounding.
 
     Raises:
-        TokenMismatch: they differ by more than the tolerance.
+        TokenMismatch: the log-probabilities differ by more than the tolerance.
     """
     kept = [True] * len(logprobs)
     for number, (place, values) in enumerate(zip(batch["number"].tolist(), logprobs.float().tolist(), strict=True)):
@@ -446,8 +450,8 @@ def _compare(loop: Loop, stats: dict[str, float], batch: dict[str, torch.Tensor]
 
 
 def _step_callback(loop: Loop) -> object:
-    """Return a callback that evaluates between steps, and keeps the weights in a step without any signal."""
-    from transformers import TrainerCallback, TrainerState  # noqa: PLC0415 - an extra
+    """Return a callback that evaluates between steps, and leaves the weights unchanged in a step without signal."""
+    from transformers import TrainerCallback, TrainerState  # noqa: PLC0415 - an optional package
 
     class StepCallback(TrainerCallback):  # type: ignore[misc] # mypy does not read transformers
         def on_step_begin(self, _args: object, state: TrainerState, _control: object, **_: object) -> None:
@@ -455,8 +459,10 @@ def _step_callback(loop: Loop) -> object:
                 loop.evaluate(state.global_step)
 
         def on_pre_optimizer_step(self, *_args: object, model: torch.nn.Module, **_: object) -> None:
-            loop.gaps.check()  # before the weights change
-            if not loop.rows:  # without gradients AdamW does not move by its momentum
+            # Check before the weights change.
+            loop.gaps.check()
+            if not loop.rows:
+                # With gradients of zero, AdamW would still move the weights by its momentum.
                 model.zero_grad(set_to_none=True)
 
         def on_train_end(self, _args: object, state: TrainerState, _control: object, **_: object) -> None:

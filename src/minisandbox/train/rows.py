@@ -1,4 +1,4 @@
-"""Rows to train on: tokens, the loss mask, log-probabilities of the sampler, and the weight."""
+"""Read, check and convert training rows: tokens with a loss mask, the sampler's log-probabilities and a weight."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class TrainingRow:
     """One sequence to train on.
 
     Attributes:
-        rollout: the name of its rollout, used in error messages.
+        rollout: the name of the row's rollout, for error messages.
         ids: the tokens (``array('i')``).
         mask: per token, 1 if it carries loss, else 0.
         logprobs: natural logarithms of the sampling probabilities, 0.0 for context (``array('d')``); None if
             unknown.
-        weight: the factor of its tokens' log-probabilities: the advantage, or 1.0 for examples.
+        weight: the factor of the tokens' log-probabilities: the advantage, or 1.0 in fine-tuning.
         task: the task's id.
-        share: its part of the rollout's tokens that carry loss.
+        share: the row's share of the rollout's tokens that carry loss.
         versions: the policy versions of the tokens (:attr:`.TokenRow.versions`); empty if unknown.
     """
 
@@ -51,25 +51,25 @@ class TrainingRow:
 
     @classmethod
     def of(cls, row: TokenRow, *, rollout: str, weight: float = 1.0, task: str = "", share: float = 1.0) -> TrainingRow:
-        """Make a training row from captured tokens.
+        """Create a training row from captured tokens.
 
         Args:
             row: the tokens that the engine read and sampled.
-            rollout: the name of its rollout.
-            weight: its advantage.
+            rollout: the name of the row's rollout.
+            weight: the rollout's advantage.
             task: the task's id.
-            share: its part of the rollout's tokens that carry loss.
+            share: the row's share of the rollout's tokens that carry loss.
         """
         return cls(rollout, row.ids, row.mask, row.logprobs, weight, task, share, row.versions)
 
     @property
     def labels(self) -> list[int]:
-        """The tokens that carry loss, with -100 in place of the others."""
+        """The token ids, with -100 in place of tokens without loss."""
         return [token if carries else IGNORED for token, carries in zip(self.ids, self.mask, strict=True)]
 
     @property
     def prompt_length(self) -> int:
-        """The number of tokens before the first one that carries loss."""
+        """The number of tokens before the first token that carries loss."""
         found = self.mask.find(1)
         return len(self.mask) if found < 0 else found
 
@@ -82,7 +82,7 @@ class TrainingRow:
         """Check that the row is consistent.
 
         Raises:
-            TrainingError: it is not; the message names the rollout and, if known, the position.
+            TrainingError: the row is inconsistent; the message names the rollout and, if known, the position.
         """
         if len(self.ids) != len(self.mask) or (self.logprobs is not None and len(self.logprobs) != len(self.ids)):
             counts = f"{len(self.ids)} tokens, {len(self.mask)} mask bytes"
@@ -105,7 +105,7 @@ class TrainingRow:
                     hint=_EXPORT_AGAIN,
                 )
             logprob = self.logprobs[position] if self.logprobs is not None and carries else 0.0
-            if not (math.isfinite(logprob) and logprob <= 1e-6):  # float32 may round 1.0 up a little
+            if not (math.isfinite(logprob) and logprob <= 1e-6):  # float32 may round 1.0 up
                 raise TrainingError(
                     f"{self.rollout}, token {position}: the log-probability {logprob} is invalid",
                     reason="it must be a finite natural logarithm of at most 0",
@@ -164,8 +164,8 @@ def held_out(rows: Sequence[TrainingRow], share: float, seed: int) -> tuple[list
     """Split rows into training rows and held-out rows; a task's rows stay together.
 
     Args:
-        rows: all rows; one without a task counts as a task of its own.
-        share: the share of held-out tasks; above 0 it means at least one task, and never all.
+        rows: all rows. A row without a task counts as a task of its own.
+        share: the share of tasks to hold out. If it is above 0, at least one task is held out, but never all tasks.
         seed: seed of the choice.
     """
     tasks = sorted({row.task or row.rollout for row in rows})
@@ -183,12 +183,12 @@ def collate(rows: Sequence[TrainingRow], *, pad: int) -> dict[str, torch.Tensor]
 
     Args:
         rows: at least one row.
-        pad: the padding token; it is neither read nor trained.
+        pad: the id of the padding token, which attention and loss ignore.
 
     Returns:
         ``input_ids``, ``labels``, ``attention_mask``, ``logprobs`` [rows, longest], and ``weights`` [rows].
     """
-    import torch  # noqa: PLC0415 - an extra
+    import torch  # noqa: PLC0415 - an optional package
 
     width = max(len(row.ids) for row in rows)
     shape = (len(rows), width)
@@ -208,18 +208,18 @@ def collate(rows: Sequence[TrainingRow], *, pad: int) -> dict[str, torch.Tensor]
 
 
 _FEW = 32
-"""Statistics pad shorter rows with equal tokens to this number: one token's rounding should not fail a row."""
+"""Statistics fill a row up to this number of tokens with differences of 0: one token's rounding must not fail a row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """Largest allowed differences between a trainer's log-probabilities and the sampler's (docs/design/tokens.md).
+    """The largest allowed differences between a trainer's and the sampler's log-probabilities (docs/design/tokens.md).
 
     Attributes:
-        token: of a single token.
-        mean: of the mean over a step's tokens.
-        p99: of the 99th percentile over a step's tokens.
-        row_kl: of a row's KL divergence from the trainer's policy to the sampler's, estimated per token.
+        token: largest difference of a single token.
+        mean: largest mean difference of a step's tokens.
+        p99: largest 99th percentile of the differences of a step's tokens.
+        row_kl: largest KL divergence of a row from the trainer's policy to the sampler's, estimated per token.
     """
 
     token: float = math.inf
@@ -229,14 +229,14 @@ class Tolerance:
 
 
 FLOAT32 = Tolerance(token=1e-4)
-"""For float32 on both sides: compares each token."""
+"""The tolerance if both sides compute in float32: each token is compared."""
 BFLOAT16 = Tolerance(mean=0.1, p99=0.5, row_kl=0.05)
-"""For bfloat16 on one side: compares distributions, since single tokens differ by more than half a nat."""
+"""The tolerance if one side uses bfloat16: statistics are compared, because tokens differ by more than half a nat."""
 
 
 @dataclass(slots=True)
 class Gaps:
-    """Differences between a trainer's log-probabilities and the sampler's.
+    """The differences between a trainer's and the sampler's log-probabilities.
 
     Attributes:
         tolerance: the largest allowed differences.
@@ -247,11 +247,11 @@ class Gaps:
     sizes: array[float] = field(default_factory=lambda: array("d"))
 
     def add(self, row: TrainingRow, logprobs: Sequence[float]) -> float:
-        """Compare a row's log-probabilities with a trainer's at its loss tokens; return the largest difference.
+        """Compare sampler's and trainer's log-probabilities of a row's loss tokens; return the largest difference.
 
         Args:
             row: a row with the sampler's log-probabilities.
-            logprobs: the trainer's, one per token.
+            logprobs: the trainer's log-probabilities, one per token.
 
         Raises:
             TokenMismatch: a token differs by more than ``token`` or is NaN, or the row by more than ``row_kl``.
@@ -279,7 +279,7 @@ class Gaps:
         """Check the differences of all tokens compared so far.
 
         Raises:
-            TokenMismatch: their mean or their 99th percentile is too large.
+            TokenMismatch: the mean or the 99th percentile of the differences is too large.
         """
         over = max(self.mean / self.tolerance.mean, _p99(self.sizes) / self.tolerance.p99)
         if not over <= 1.0:
@@ -303,7 +303,7 @@ def _size(change: float) -> float:
 
 
 def _divergence(change: float) -> float:
-    """Return one token's part of the divergence: the estimator k3 of http://joschu.net/blog/kl-approx.html, >= 0."""
+    """Return a token's part of the KL divergence: the estimator k3 (>= 0) of http://joschu.net/blog/kl-approx.html."""
     return math.expm1(change) - change if _size(change) < 700 else math.inf
 
 
@@ -341,22 +341,24 @@ def check_tokens(
 ) -> float:
     """Recompute the log-probabilities of rows' sampled tokens, each row alone, and compare them with the sampler's.
 
-    This also finds masks that cover unsampled tokens, since the sampler recorded no such log-probability.
+    This also finds masks that cover unsampled tokens, because the sampler recorded no log-probability for them.
 
     Args:
-        model: the model with the sampler's weights; its mode is restored.
+        model: the model with the sampler's weights; its training mode is restored.
         rows: rows with log-probabilities.
         temperature: the sampling temperature.
         tolerance: the largest allowed differences.
-        leave_out: called for a row that differs by more; if it returns, the other rows are compared.
+        leave_out: called with the error of each row that exceeds the tolerance. If the function returns, the row is
+            left out and the other rows are compared.
 
     Returns:
         The largest difference of the rows that were not left out.
 
     Raises:
-        TokenMismatch: they differ by more; the message names the rollout and the position.
+        TokenMismatch: the tolerance is exceeded; the message names the rollout and the position.
+        TrainingError: a row is inconsistent, or has no log-probabilities.
     """
-    from minisandbox.models.engine import recompute_logprobs  # noqa: PLC0415 - an extra
+    from minisandbox.models.engine import recompute_logprobs  # noqa: PLC0415 - needs optional packages
 
     training, worst, gaps = model.training, 0.0, Gaps(tolerance)
     model.eval()
@@ -377,17 +379,17 @@ def check_tokens(
 
 
 class Rounding:
-    """The rows of a step that are left out because the trainer and the sampler differ by rounding.
+    """The rows of a step that are left out because trainer and sampler differ by rounding alone.
 
-    Where the policy sampled a very unlikely token, the order of summation can change the next token's log-probability
-    by more than the tolerance: by 1.6e-4 in float32 in one of the 38,400 rollouts of docs/results.md. Rounding affects
-    few rows, and by little; wrong weights, contexts or temperatures affect most rows, or by much.
+    If the policy sampled a very unlikely token, the order of summation can change the next token's log-probability by
+    more than the tolerance: by 1.6e-4 in float32 in one of the 38,400 rollouts of docs/results.md. Rounding affects few
+    rows, and by little. Wrong weights, contexts or temperatures affect most rows, or by much.
 
     Args:
-        rows: number of rows in the step; one in fifty may be left out.
+        rows: number of rows in the step, of which one in fifty may be left out.
 
     Attributes:
-        rollouts: names of the rollouts left out.
+        rollouts: names of the rollouts whose rows are left out.
     """
 
     LARGEST = 10.0
@@ -398,14 +400,14 @@ class Rounding:
         self.rollouts: list[str] = []
 
     def take(self, error: TokenMismatch) -> None:
-        """Leave out a mismatched row; raise the error if it exceeds rounding, or too many rows are left out."""
+        """Leave out a mismatched row; raise the error if rounding cannot explain it, or too many rows are left out."""
         if not (error.rollout and error.excess <= self.LARGEST) or len(self.rollouts) >= self._allowed:
             raise error
         self.rollouts.append(error.rollout)
 
 
 def choose(rows: Sequence[TrainingRow], check: str, count: int, seed: int) -> list[TrainingRow]:
-    """Return the rows to check.
+    """Choose the rows whose log-probabilities are recomputed and compared.
 
     Args:
         rows: a step's rows.
@@ -419,11 +421,11 @@ def choose(rows: Sequence[TrainingRow], check: str, count: int, seed: int) -> li
 
 
 def shown_mask(row: TrainingRow, decode: Callable[[int], str] | None = None) -> Iterator[str]:
-    """Show a row's mask to people: spans of tokens with and without loss.
+    """Format a row's mask for display, as spans of tokens with and without loss.
 
     Args:
         row: the row.
-        decode: returns a token's text; None shows token ids.
+        decode: returns a token's text; None to show token ids.
 
     Yields:
         One line per span.

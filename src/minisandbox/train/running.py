@@ -1,4 +1,4 @@
-"""A training run's directory: configuration, checkpoints, log. Repeating the command resumes the run."""
+"""Manage a training run's directory, with configuration, checkpoints and log. A repeated command resumes the run."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback, TrainerState
 
 _FULL = ("No space left", "PytorchStreamWriter failed", "inline_container.cc", "iostream error")
-"""Parts of the messages of safetensors and torch when the disk is full."""
+"""Parts of the error messages of safetensors and torch if the disk is full."""
 _COMPLETE = "complete"
-"""Marker file of a complete checkpoint; a process that is killed while writing leaves none."""
+"""The marker file of a complete checkpoint, which is missing if the process was killed while writing it."""
 
 
 def is_first() -> bool:
-    """Return whether this is the first of the training processes, which is the one that writes."""
+    """Return whether this process has rank 0 among the training processes. Only rank 0 writes files."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def leave_process_group() -> None:
-    """Leave the group of training processes, if there is one: torch may abort a process that exits as a member."""
-    from torch import distributed  # noqa: PLC0415 - an extra
+    """Destroy torch's process group, if there is one, because torch may abort a process that exits as a member."""
+    from torch import distributed  # noqa: PLC0415 - an optional package
 
     if distributed.is_available() and distributed.is_initialized():
         distributed.destroy_process_group()
 
 
 def step_of(checkpoint: Path | None) -> int:
-    """Return a checkpoint's number of optimiser steps; 0 without one."""
+    """Return the number of optimiser steps before a checkpoint, or 0 if there is no checkpoint."""
     return int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0
 
 
 class TrainingRun:
     """A training run's directory. Use it in a ``with`` block.
 
-    ``config.yaml`` is the resolved configuration, ``checkpoints`` has the states to resume from, ``log.jsonl`` one line
-    per logged step, and ``model`` the result.
+    It contains the resolved configuration (``config.yaml``), the states from which a run resumes (``checkpoints``), one
+    line per logged step (``log.jsonl``), and the trained model (``model``).
 
     Args:
         path: the directory.
@@ -75,7 +75,7 @@ class TrainingRun:
         try:
             self._compare(config, may_change)
             store(config, path / "config.yaml")
-        except BaseException:  # Ctrl-C too: release the lock
+        except BaseException:  # release the lock, after Ctrl-C too
             self.close()
             raise
 
@@ -93,7 +93,7 @@ class TrainingRun:
 
     @property
     def model(self) -> Path:
-        """The directory of the result."""
+        """The directory of the trained model."""
         return self.path / "model"
 
     @property
@@ -110,7 +110,7 @@ class TrainingRun:
         return whole[-1] if whole else None
 
     def checkpoint_written(self, step: int, keep: int) -> None:
-        """Mark a checkpoint as complete, and only then remove those that it replaces.
+        """Mark a checkpoint as complete, and only then remove old checkpoints.
 
         Args:
             step: the checkpoint's step.
@@ -118,11 +118,11 @@ class TrainingRun:
         """
         (self.checkpoints / f"checkpoint-{step}" / _COMPLETE).touch()
         for one in self._whole()[:-keep] if keep else ():
-            (one / _COMPLETE).unlink()  # first, so that a half-removed checkpoint is not complete
+            (one / _COMPLETE).unlink()  # first, so that an interrupted removal leaves an incomplete checkpoint
             shutil.rmtree(one)
 
     def _begun(self) -> list[Path]:
-        """Return all checkpoints, latest last, ignoring directories renamed by people."""
+        """Return all checkpoints, complete or not, from first to last; ignore directories that a user has renamed."""
         found = [one for one in self.checkpoints.glob("checkpoint-*") if one.name.removeprefix("checkpoint-").isdigit()]
         return sorted(found, key=step_of)
 
@@ -131,12 +131,12 @@ class TrainingRun:
 
     @contextlib.contextmanager
     def new_model(self) -> Iterator[Path]:
-        """Yield a directory for the result, which replaces an earlier result if the block succeeds."""
+        """Yield a directory for the trained model, which replaces an earlier trained model if the block succeeds."""
         part = self.path / "model.part"
-        shutil.rmtree(part, ignore_errors=True)  # left by a process that was killed
+        shutil.rmtree(part, ignore_errors=True)  # left by a killed process
         try:
             yield part
-        except BaseException:  # Ctrl-C too: free the space on a full disk
+        except BaseException:  # free the disk space, after Ctrl-C too
             shutil.rmtree(part, ignore_errors=True)
             raise
         shutil.rmtree(self.model, ignore_errors=True)
@@ -149,7 +149,7 @@ class TrainingRun:
                 log.write(json.dumps(line) + "\n")
 
     def lines(self, file: str = "log.jsonl") -> list[dict[str, object]]:
-        """Return a log's lines, without truncated ones."""
+        """Return the parsed lines of a log; skip truncated lines."""
         found = []
         with contextlib.suppress(FileNotFoundError), (self.path / file).open(encoding="utf-8") as log:
             for line in log:
@@ -158,7 +158,7 @@ class TrainingRun:
         return found
 
     def forget_after(self, step: int, *, file: str = "log.jsonl") -> None:
-        """Remove the lines of later steps from a log, since these steps are repeated."""
+        """Remove the lines after a step from a log, because a resumed run repeats the later steps."""
         if not is_first():
             return
         kept = [line for line in self.lines(file) if isinstance(n := line.get("step"), int) and n <= step]
@@ -166,7 +166,7 @@ class TrainingRun:
             new.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
 
     def close(self) -> None:
-        """Release the directory; further calls do nothing."""
+        """Release the lock on the directory; further calls do nothing."""
         lock, self._lock = self._lock, None
         if lock is not None:
             os.close(lock)
@@ -176,12 +176,12 @@ class TrainingRun:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Release the directory."""
+        """Release the lock on the directory."""
         self.close()
 
 
 def missing_vllm() -> MissingExtra:
-    """Return the error for a missing vLLM, with its installation."""
+    """Return the error for a missing vLLM, with a hint how to install vLLM."""
     return MissingExtra(
         "engine=vllm needs the package vllm, which is not installed in the trainer's environment",
         reason="TRL imports it in the trainer's process, even if a server samples",
@@ -200,22 +200,24 @@ def require_training(*, curve: bool = False, vllm: bool = False) -> None:
         MissingExtra: a package is not installed; the message names it and the extra.
     """
     certificates.export()
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is imported; see models.renderer.require
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # our tests watch for changes of rollout_func
+    # Set before torch is imported; models.renderer.require explains the value.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # TRL warns that rollout_func is experimental, but our tests detect when it changes.
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     try:
-        import datasets  # noqa: PLC0415 - an extra
-        import peft  # noqa: F401, PLC0415 - an extra
-        import trl  # noqa: F401, PLC0415 - an extra
+        import datasets  # noqa: PLC0415 - an optional package
+        import peft  # noqa: F401, PLC0415 - an optional package
+        import trl  # noqa: F401, PLC0415 - an optional package
 
         if curve:
-            import matplotlib as _  # noqa: F401, ICN001, PLC0415 - an extra; fail now, not after hours of training
+            import matplotlib as _  # noqa: F401, ICN001, PLC0415 - fail now, not after hours of training
     except ImportError as error:
         raise MissingExtra(
             f"the package {error.name} is not installed", reason=str(error), hint="pip install 'swe-minisandbox[train]'"
         ) from error
     if vllm and find_spec("vllm") is None:
         raise missing_vllm()
-    from transformers.utils import logging  # noqa: PLC0415 - an extra
+    from transformers.utils import logging  # noqa: PLC0415 - an optional package
 
     logging.disable_progress_bar()
     datasets.disable_progress_bars()
@@ -230,11 +232,11 @@ def open_policy(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     Raises:
         InvalidValue: the model cannot be opened.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415 - an extra
+    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415 - an optional package
 
     place: Path | str = Path(name) if Path(name).is_dir() else name
     if name.partition(":")[0] == "local":
-        from minisandbox.models.engine import find_model  # noqa: PLC0415 - an extra
+        from minisandbox.models.engine import find_model  # noqa: PLC0415 - only the embedded model needs it
 
         place = find_model(name)
     try:
@@ -253,8 +255,8 @@ def open_policy(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
 
 def quiet(trainer: Trainer) -> None:
-    """Keep a trainer from printing to stdout, which belongs to its caller."""
-    from transformers import PrinterCallback  # noqa: PLC0415 - an extra
+    """Prevent a trainer from printing to stdout, which belongs to the caller."""
+    from transformers import PrinterCallback  # noqa: PLC0415 - an optional package
 
     trainer.remove_callback(PrinterCallback)
 
@@ -267,7 +269,7 @@ def run_callback(run: TrainingRun, tell: Callable[[str], object], *, keep: int) 
         tell: called with each log line.
         keep: number of latest checkpoints to keep; 0 keeps all.
     """
-    from transformers import TrainerCallback  # noqa: PLC0415 - an extra
+    from transformers import TrainerCallback  # noqa: PLC0415 - an optional package
 
     class RunCallback(TrainerCallback):  # type: ignore[misc] # mypy does not read transformers
         def on_log(
@@ -287,14 +289,14 @@ def run_callback(run: TrainingRun, tell: Callable[[str], object], *, keep: int) 
 
 @contextlib.contextmanager
 def translate_disk_full(run: TrainingRun) -> Iterator[None]:
-    """Convert the errors that trainers raise on a full disk to our own.
+    """Convert the errors that trainers raise on a full disk to DiskFull.
 
     Raises:
         DiskFull: the disk is full.
     """
     try:
         yield
-    except Exception as error:  # safetensors and torch have their own exceptions, recognised by their text
+    except Exception as error:  # safetensors and torch raise their own exceptions, recognised by the message
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         if not (full or any(text in str(error) for text in _FULL)):
             raise
@@ -310,7 +312,7 @@ def check_vocabulary(model: PreTrainedModel, largest: int, what: str) -> None:
     """Check that a token is in a model's vocabulary.
 
     Raises:
-        TrainingError: it is not.
+        TrainingError: the vocabulary does not have the token.
     """
     size = model.get_input_embeddings().weight.shape[0]
     if largest >= size:

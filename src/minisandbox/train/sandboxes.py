@@ -1,4 +1,4 @@
-"""Rollouts in sandboxes, with the trained model and rewards from hidden tests."""
+"""Run rollouts of the trained model in sandboxes, with rewards from hidden tests."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from minisandbox.train.config import Policy, RlConfig
 from minisandbox.train.groups import Result, Rollouts, Wanted
 
 POLICY = "policy"
-"""The name of the trained model on the nodes of a cluster."""
+"""The name by which nodes of a cluster request the trained model."""
 _ENDING = 10.0
 
 
 class SandboxRollouts:
-    """Runs rollouts in sandboxes, and stores their trajectories.
+    """Run rollouts in sandboxes, and store their trajectories.
 
     Args:
         tasks: the tasks by id.
-        thread: runs the rollouts.
+        thread: the thread that runs the rollouts.
         sampling: the sampling options.
-        run: the run directory for the trajectories; None does not store them.
-        unconfirmed: the reward of an unconfirmed pass; None for no reward.
+        run: the run directory that stores the trajectories; None to store none.
+        unconfirmed: the reward of a submission whose pass could not be confirmed; None for no reward.
     """
 
     def __init__(
@@ -63,17 +63,17 @@ class SandboxRollouts:
 
 
 class SandboxEnvironment:
-    """Sandboxes as a :class:`.Environment`.
+    """An :class:`.Environment` that runs rollouts in sandboxes.
 
-    Trajectories are stored in the run's ``rollouts`` and ``evaluation``, for use with ``minisandbox trajectories``.
+    It stores trajectories in the run's directories ``rollouts`` and ``evaluation``, for ``minisandbox trajectories``.
 
     Args:
         config: the experiment's configuration.
         tasks: training tasks by id.
         held_out: evaluation tasks by id.
-        machines: a function that returns a task's image, to run on this machine; or a cluster, whose ``model`` is
-            ignored: the trainer's engine is served at this machine's address, protected by a key that is generated for
-            this run and sent to the nodes.
+        machines: a function that returns a task's image, to run rollouts on this machine; or a cluster. The cluster's
+            ``model`` is ignored, because its nodes use the trainer's engine. The engine is served at this machine's
+            address, protected by a key that is generated for this run and sent to the nodes.
 
     Raises:
         MissingExtra: Ray is not installed.
@@ -111,7 +111,7 @@ class SandboxEnvironment:
         """Return an object that runs rollouts with a model.
 
         Raises:
-            HostError: there is no such cluster.
+            HostError: there is no such cluster, or this machine does not belong to it.
         """
         config, policy = self._config, self._config.policy
         if self._thread is None:
@@ -166,13 +166,13 @@ def _setup(policy: Policy, config: RlConfig, model: Model, grades: KnownGrades |
 
 
 class _EngineServer:
-    """An HTTP server for an engine, on its own thread, since the trainer's event loop does not run during training.
+    """An HTTP server for an engine, on its own thread because the trainer's event loop does not run during training.
 
-    The engine samples with the step's weights, and is paused while they change.
+    The engine samples with the step's weights, and is paused while the weights change.
     """
 
     def __init__(self, model: Model, host: str) -> None:
-        from minisandbox.models.engine import EngineServer  # noqa: PLC0415 - an extra
+        from minisandbox.models.engine import EngineServer  # noqa: PLC0415 - needs optional packages
 
         self.key = secrets.token_urlsafe(24)
         self._serving = EngineServer(model, host=host, name=POLICY, key=self.key)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 MAY_CHANGE = frozenset(
     {"out", "max_steps", "epochs", "checkpoints.every", "checkpoints.keep", "log_every", "report_to"}
 )
-"""Options that may change on resume, since they do not affect what is trained on."""
+"""Options that may change when a run resumes, because the training data does not depend on them."""
 
 Tell = Callable[[str], object]
 
@@ -61,11 +61,11 @@ class SftResult:
 
 @dataclass(frozen=True, slots=True)
 class SftData:
-    """The rows of an experiment.
+    """The training rows and held-out rows of an experiment.
 
     Attributes:
         train: training rows.
-        held_out: rows to measure the loss on.
+        held_out: rows on which only the loss is measured.
         left_out: number of rows above the length limit.
     """
 
@@ -140,7 +140,11 @@ def train_sft(config: SftConfig, *, tell: Tell = lambda _: None) -> SftResult:
 
 
 def _train(trainer: SFTTrainer, checkpoint: Path | None, max_steps: int) -> None:
-    """Train the remaining steps. After ``max_steps`` within an epoch, transformers would train one step too many."""
+    """Train the remaining steps.
+
+    If ``max_steps`` was reached within an epoch, only load the checkpoint, because transformers would train one more
+    step.
+    """
     if max_steps and step_of(checkpoint) >= max_steps:
         trainer._load_from_checkpoint(str(checkpoint))
         trainer.state.global_step = step_of(checkpoint)
@@ -149,7 +153,7 @@ def _train(trainer: SFTTrainer, checkpoint: Path | None, max_steps: int) -> None
 
 
 def _held_out_loss(trainer: SFTTrainer) -> float:
-    """Return the final loss on held-out rows, measuring it if the last step did not."""
+    """Return the final loss on held-out rows; measure the loss if the last step did not."""
     last = [one for one in trainer.state.log_history if one["step"] == trainer.state.global_step]
     known = [one["eval_loss"] for one in last if "eval_loss" in one] or [trainer.evaluate()["eval_loss"]]
     return float(known[-1])
@@ -164,7 +168,7 @@ def make_trainer(config: SftConfig, data: SftData, run: TrainingRun, tell: Tell 
         run: the directory for checkpoints and the log.
         tell: called with each logged step.
     """
-    from trl import SFTConfig, SFTTrainer  # noqa: PLC0415 - an extra
+    from trl import SFTConfig, SFTTrainer  # noqa: PLC0415 - an optional package
 
     model, tokenizer = open_policy(config.model)
     longest = max((*data.train, *data.held_out), key=lambda row: max(row.ids))
@@ -226,8 +230,8 @@ def common_arguments(config: SftConfig | RlConfig, run: TrainingRun, optimizer: 
 
 
 def dataset_of(rows: Sequence[TrainingRow]) -> Dataset:
-    """Return rows as a dataset for TRL, with our labels, so that TRL makes no mask of its own."""
-    from datasets import Dataset  # noqa: PLC0415 - an extra
+    """Return rows as a dataset for TRL, with our labels, so that TRL does not create its own loss mask."""
+    from datasets import Dataset  # noqa: PLC0415 - an optional package
 
     return Dataset.from_dict({"input_ids": [row.ids.tolist() for row in rows], "labels": [row.labels for row in rows]})
 
@@ -236,7 +240,7 @@ def lora_of(lora: Lora) -> LoraConfig | None:
     """Return peft's configuration, or None if all weights are trained."""
     if not lora.rank:
         return None
-    from peft import LoraConfig  # noqa: PLC0415 - an extra
+    from peft import LoraConfig  # noqa: PLC0415 - an optional package
 
     modules = lora.modules if lora.modules == "all-linear" else lora.modules.split(",")
     return LoraConfig(
@@ -247,7 +251,7 @@ def lora_of(lora: Lora) -> LoraConfig | None:
 def save_policy(trainer: Trainer, run: TrainingRun) -> None:
     """Save the whole trained model and, with LoRA, also the adapter alone.
 
-    Every process must call it: if processes share the weights (FSDP, ZeRO-3), the first one gathers them.
+    Every process must call this function, because rank 0 gathers weights that are sharded among them (FSDP, ZeRO-3).
     """
     accelerator = trainer.accelerator
     weights = accelerator.get_state_dict(trainer.model_wrapped)
@@ -265,8 +269,8 @@ def save_policy(trainer: Trainer, run: TrainingRun) -> None:
 
 
 def _merged(model: PeftModel, adapter: Path) -> PreTrainedModel:
-    """Return a newly opened base model with its adapter merged into the weights."""
-    from peft import PeftModel  # noqa: PLC0415 - an extra
+    """Open the base model anew, and return it with the adapter merged into its weights."""
+    from peft import PeftModel  # noqa: PLC0415 - an optional package
 
     base, _ = open_policy(model.peft_config["default"].base_model_name_or_path)
     return PeftModel.from_pretrained(base, adapter).merge_and_unload()

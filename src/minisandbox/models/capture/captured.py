@@ -15,9 +15,11 @@ from minisandbox.models.protocol import Completion, TokenUsage
 VERSION = 1
 """The version of the JSON format of rows."""
 
-_TOKEN_BYTES = 12  # 4 for the id, 8 for the log-probability
-_TURN_BYTES = 1000  # the Python objects of a turn, without its tokens
-_ENTRY_BYTES = 150  # a dictionary entry, with room for the dictionary's growth
+# The estimated memory of a token (4 bytes for the id, 8 for the log-probability), of a turn without its tokens, of a
+# dictionary entry including the dictionary's spare room, and of an error without its message.
+_TOKEN_BYTES = 12
+_TURN_BYTES = 1000
+_ENTRY_BYTES = 150
 _ERROR_BYTES = 200
 _MOST_ERRORS = 200
 _LONGEST_ERROR = 2000
@@ -173,7 +175,7 @@ class CaptureSession:
         self._held += size
 
     def to_json(self) -> Iterator[dict[str, object]]:
-        """Yield each row in JSON types, with its tokens and its conversation."""
+        """Yield each training row, with its tokens and its conversation, as JSON types."""
         for number, row in enumerate(self.rows()):
             last = self.turns[row.turns[-1]]
             yield {
@@ -201,5 +203,5 @@ class CaptureSession:
 
 
 def _json(value: object) -> str:
-    """Return JSON without unpaired surrogates, which clients that truncate strings send and UTF-8 cannot encode."""
+    """Serialise to JSON; replace unpaired surrogates of truncated strings, because UTF-8 cannot encode them."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace").decode()

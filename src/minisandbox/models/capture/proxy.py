@@ -47,7 +47,7 @@ from minisandbox.redaction import REPEATS_KEY, answer_repeats_key, redact
 _LOG = logging.getLogger("minisandbox.models")
 _PREFIX = "ms-"
 _FOREIGN = "key:"
-"""The prefix of the names of sessions whose key does not start with ``ms-``."""
+"""The prefix of session names that are derived from keys without the prefix ``ms-``."""
 _LONGEST_KEY = 200
 _LARGEST_ANSWER = 256 * 1024 * 1024
 _GONE = 499  # nginx's status for a client that disconnected
@@ -104,8 +104,8 @@ class CaptureProxy(HttpServer):
         port: the port; 0 for any free port.
         address: the address for agents, if it differs from ``host``, for instance for agents on other nodes.
         open_unknown: whether an unknown key opens a new session; otherwise it is rejected.
-        session_bytes: maximum bytes that one session may hold. A full session rejects requests. Requests in progress
-            count with several times their size, because of the parsed objects.
+        session_bytes: maximum bytes that one session may hold. A full session rejects requests. A request in progress
+            counts as several times its size, because its parsed objects take more memory.
         admin_key: the key for reading all rows at ``/capture/rows``; "" disables that.
     """
 
@@ -272,7 +272,7 @@ class CaptureProxy(HttpServer):
         return read_usage(self._read(await self._send({**chat, "max_tokens": 1}, key))).prompt
 
     async def _send(self, chat: Mapping[str, object], key: str) -> Answer:
-        """Send a request to the session's engine; if its limit exceeds the engine's context, send it without limit."""
+        """Send a request to the session's engine; if its token limit exceeds the context, repeat it without a limit."""
         target = self._targets[key]
         fields = _for_engine(chat, self._model)
         unlimited = {name: value for name, value in fields.items() if name not in _LIMITS}
@@ -288,7 +288,7 @@ class CaptureProxy(HttpServer):
     async def _ask(
         self, request: Mapping[str, object], key: str, session: CaptureSession, began: float
     ) -> tuple[Mapping[str, object], Completion]:
-        """Send a request to the engine and capture the response; return it, and its first choice's completion."""
+        """Send a request to the engine and capture the response; return the response and its first completion."""
         if session.full:
             raise _full("the session is full")
         response = await self._send(request, key)
@@ -388,8 +388,9 @@ async def _read_body(request: web.Request, session: CaptureSession, take: Callab
 
 def _unpacked(body: bytearray) -> int:
     """Estimate the memory for parsing a body and serialising it again; never underestimate by much."""
-    objects = sum(body.count(mark) for mark in b",:[{")  # overestimates: it also counts marks inside strings
-    wide = not body.isascii() or b"\\u" in body or b"\x7f" in body  # DEL is escaped as \u007f
+    # Counting also the marks inside strings overestimates the objects. JSON escapes the character DEL as \u007f.
+    objects = sum(body.count(mark) for mark in b",:[{")
+    wide = not body.isascii() or b"\\u" in body or b"\x7f" in body
     return _OBJECT_BYTES * objects + len(body) * (_WIDE if wide else 1)
 
 
@@ -399,7 +400,7 @@ def _full(message: str) -> _Refused:
 
 def _body_of(data: bytearray) -> dict[str, object]:
     try:
-        body = json.loads(data.decode())  # decode first: from bytes, json would accept UTF-16, which grows fourfold
+        body = json.loads(data.decode())  # decode as UTF-8: from bytes, json would accept UTF-16, which grows fourfold
     except ValueError as error:
         raise _refusal(400, f"the request is not JSON: {error}", "BadRequestError") from None
     if not isinstance(body, dict):

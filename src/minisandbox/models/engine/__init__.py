@@ -1,4 +1,4 @@
-"""A small engine on transformers, for a CPU or one GPU: it reports exactly the tokens that it samples."""
+"""Serve a transformers model on the CPU or one GPU, and report exactly the tokens that were read and sampled."""
 
 from minisandbox.models.engine.engine import TransformersEngine
 from minisandbox.models.engine.local import fetch_model, find_model, model_cache, open_local

@@ -1,6 +1,6 @@
-"""The decoding loop on torch: reads prompts one by one, samples responses together, keeps keys and values.
+"""Decode with torch: read prompts one by one, sample responses as a batch, and cache keys and values.
 
-Import this module only where torch is installed.
+Import this module only if torch is installed.
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 KeysValues = tuple[Tensor, Tensor]
-"""Keys and values of one layer, [rows, heads, tokens, size] each."""
+"""The keys and values of one layer, each of shape [rows, heads, tokens, size]."""
 
 _MOST_PACKED = 4 << 30
-"""Maximum bytes of weights that are packed: packing takes the same memory once more."""
+"""Maximum bytes of weights to pack. Packing stores a second copy of the weights in memory."""
 
 
 class Decoder:
-    """A model with the responses that it is sampling. Used by one thread only.
+    """Decode a batch of responses with a causal language model. Use a decoder from one thread only.
 
-    A prompt is read alone and without padding, so its first token depends on nothing else. Running rows are padded on
-    the left to the longest. Padding has no weight, so other rows change a row's logits only by rounding.
+    Each prompt is read alone and without padding, so the first token of its response does not depend on other rows.
+    Running rows are padded on the left to the length of the longest row. Attention ignores the padding, so other rows
+    change a row's logits only by rounding.
 
     Args:
         model: a causal language model in evaluation mode.
-        ends: tokens that end a response.
-        kept: bytes of keys and values to keep for later prompts.
+        ends: ids of the tokens that end a response.
+        kept: maximum bytes of keys and values to cache for later prompts.
 
     Raises:
         InvalidValue: the model has layers with a sliding window or a recurrent state.
@@ -56,8 +57,8 @@ class Decoder:
             )
         self.rows: list[Row] = []
         self._model = model
-        forward = getattr(model, "get_base_model", lambda: model)().forward  # below peft's adapters
-        # transformers 5.24 renamed the argument
+        # Read the signature below peft's wrapper. transformers 5.24 renamed the argument past_key_values to cache.
+        forward = getattr(model, "get_base_model", lambda: model)().forward
         self._cache_name = "cache" if "cache" in inspect.signature(forward).parameters else "past_key_values"
         self._ends = ends
         self._store = PrefixStore(kept)
@@ -68,7 +69,7 @@ class Decoder:
         self._logits: Any = None
 
     def admit(self, row: Row) -> None:
-        """Read a row's prompt, and add it to the running rows."""
+        """Read a row's prompt, and add the row to the running rows."""
         prefix, row.cached = self._store.longest(row.prompt)
         cache = _growing_cache(prefix or repeat(None, self._layer_count))
         ids = torch.tensor([row.prompt[row.cached :]], dtype=torch.long, device=self._model.device)
@@ -92,7 +93,7 @@ class Decoder:
         finished = [row for row in self.rows if row.finish]
         for index, row in enumerate(self.rows):
             if row.finish:
-                start = max(self._lengths) - self._lengths[index]  # without the padding
+                start = max(self._lengths) - self._lengths[index]  # skip the padding
                 layers = [tuple(part[index : index + 1, :, start:] for part in pair) for pair in _contents(self._cache)]
                 self._store.put((row.prompt + row.sampled)[: self._lengths[index]], layers)
         self.drop(finished)
@@ -101,7 +102,7 @@ class Decoder:
         return finished
 
     def drop(self, rows: Sequence[Row]) -> None:
-        """Remove rows."""
+        """Remove rows from the batch."""
         remaining = [index for index, row in enumerate(self.rows) if row not in rows]
         if len(remaining) == len(self.rows):
             return
@@ -116,7 +117,7 @@ class Decoder:
         self._cache = _growing_cache(_padded(layers, max(self._lengths)))
 
     def forget(self) -> None:
-        """Drop all rows and caches, after a change of the weights."""
+        """Drop all rows and caches, because the model's weights have changed."""
         self.drop(list(self.rows))
         self._store.clear()
         self._packed.clear()
@@ -127,25 +128,25 @@ class Decoder:
         ids = torch.tensor([[row.sampled[-1]] for row in self.rows], device=device)
         lengths = torch.tensor(self._lengths, device=device)[:, None]
         width = int(lengths.max()) + 1
-        # the first columns of a row are padding; the last is the new token
+        # Mask the padding in a row's first columns. The last column is the new token.
         mask = (torch.arange(width, device=device)[None] >= width - 1 - lengths).long()
         self._logits = self._run(self._cache, input_ids=ids, attention_mask=mask, position_ids=lengths)
         self._lengths = [length + 1 for length in self._lengths]
 
     def _run(self, cache: Cache, **inputs: object) -> Tensor:
-        """Run the model on new tokens, which extends the cache; return the last token's logits of every row."""
+        """Run the model on new tokens and extend the cache; return the logits of every row's last token."""
         with self._packed, torch.inference_mode():
             logits: Tensor = self._model(**inputs, use_cache=True, **{self._cache_name: cache}).logits
         return logits[:, -1]
 
 
 class PackedLinears:
-    """Make a model multiply by weights in oneDNN's layout during a ``with`` block: twice as fast on a CPU in float32.
+    """Use weights in oneDNN's packed layout during a ``with`` block, which doubles a float32 model's speed on a CPU.
 
     The weights are packed at the first use, and again after :meth:`clear`.
 
     Args:
-        model: the model; nothing changes on a GPU, in another precision, or above :data:`_MOST_PACKED`.
+        model: the model. Its weights are not packed on a GPU, in another precision, or above :data:`_MOST_PACKED`.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -163,14 +164,14 @@ class PackedLinears:
                 weight = operators._reorder_linear_weight(linear.weight.detach(), None)
                 self._forwards.append(partial(_multiply, weight, linear.bias))
         for linear, forward in zip(self._linears, self._forwards, strict=True):
-            vars(linear)["forward"] = forward  # hides the class's method
+            vars(linear)["forward"] = forward  # an instance attribute overrides the method
 
     def __exit__(self, *_: object) -> None:
         for linear in self._linears:
             del vars(linear)["forward"]
 
     def clear(self) -> None:
-        """Drop the packed weights, after a change of the weights."""
+        """Drop the packed copies, because the model's weights have changed."""
         self._forwards.clear()
 
 
@@ -180,10 +181,10 @@ def _multiply(weight: Tensor, bias: Tensor | None, inputs: Tensor) -> Tensor:
 
 
 class PrefixStore:
-    """Keys and values of prefixes that later prompts may share; drops the least recently used.
+    """An LRU cache of keys and values. A prompt reuses the prefix that it shares with an earlier conversation.
 
     Args:
-        capacity: bytes of keys and values; 0 disables the store.
+        capacity: maximum bytes of keys and values; 0 disables the cache.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -191,7 +192,10 @@ class PrefixStore:
         self._entries: list[tuple[Tensor, list[KeysValues]]] = []  # the most recently used is last
 
     def longest(self, prompt: array[int]) -> tuple[list[KeysValues], int]:
-        """Return the longest stored prefix of a prompt and its length; never the whole prompt."""
+        """Return the keys and values of a prompt's longest cached prefix, and the prefix's length in tokens.
+
+        The prefix never covers the whole prompt, because the model must read a token to return logits.
+        """
         ids = torch.tensor(prompt[:-1], dtype=torch.int32)
         lengths = [_common(ids, entry[0]) for entry in self._entries]
         best = max(lengths, default=0)
@@ -202,7 +206,7 @@ class PrefixStore:
         return [(keys[..., :best, :], values[..., :best, :]) for keys, values in entry[1]], best
 
     def put(self, ids: array[int], layers: Iterable[Sequence[Tensor]]) -> None:
-        """Store copies of the keys and values of tokens, [1, heads, tokens, size] each."""
+        """Store copies of the keys and values of a token sequence, each of shape [1, heads, tokens, size]."""
         if self._capacity == 0:
             return
         tokens = torch.tensor(ids, dtype=torch.int32)
@@ -213,7 +217,7 @@ class PrefixStore:
             del self._entries[0], sizes[0]
 
     def clear(self) -> None:
-        """Drop everything, after a change of the weights."""
+        """Drop all entries, because the model's weights have changed."""
         self._entries.clear()
 
 
@@ -224,10 +228,11 @@ def _common(ids: Tensor, others: Tensor) -> int:
     return int(different[0]) if len(different) else length
 
 
-class _GrowingLayer(DynamicLayer):  # type: ignore[misc] # transformers has no types
-    """Keys and values with room to grow.
+class _GrowingLayer(DynamicLayer):  # type: ignore[misc] # transformers has no type annotations
+    """The keys and values of one layer, in buffers with room for further tokens.
 
-    transformers' own layer copies everything for each token: twice the time of a step at 8 rows of 2,000 tokens.
+    transformers' own layer copies all keys and values for each new token, which doubles the time of a step with 8 rows
+    of 2,000 tokens.
     """
 
     keys: Tensor
@@ -235,7 +240,7 @@ class _GrowingLayer(DynamicLayer):  # type: ignore[misc] # transformers has no t
     buffers: KeysValues | None = None
 
     def update(self, keys: Tensor, values: Tensor, *_: object, **__: object) -> KeysValues:
-        """Append keys and values; return all."""
+        """Append keys and values; return all keys and values of the layer."""
         if not self.is_initialized:
             self.lazy_initialization(keys, values)
         start = self.get_seq_length()
@@ -252,7 +257,7 @@ class _GrowingLayer(DynamicLayer):  # type: ignore[misc] # transformers has no t
 
 
 def _growing_cache(contents: Iterable[KeysValues | None]) -> Cache:
-    """Return a cache with the keys and values of each layer; None for an empty layer."""
+    """Return a cache with the given keys and values of each layer, or an empty layer for None."""
     layers = []
     for pair in contents:
         layer = _GrowingLayer()
@@ -269,7 +274,7 @@ def _contents(cache: Cache) -> list[KeysValues]:
 
 
 def _padded(layers: Iterable[KeysValues], width: int) -> list[KeysValues]:
-    """Return layers padded with zeros on the left, or cut there, to a width in tokens."""
+    """Pad layers with zeros, or cut them, on the left, to a width in tokens."""
     pad = nn.functional.pad
     return [(pad(keys, (0, 0, width - keys.shape[-2], 0)), pad(values, (0, 0, width - values.shape[-2], 0)))
             for keys, values in layers]  # fmt: skip
@@ -287,15 +292,14 @@ def draw(logits: Tensor, sampling: Sequence[Sampling], uniforms: Sequence[float]
 
     Returns:
         The tokens, and their log-probabilities under the sampled distribution: after temperature, top_k and top_p.
-        At temperature 0 the likeliest token is taken, and its log-probability is the one at temperature 1, as in
-        vLLM.
+        At temperature 0, the result is the likeliest token with its log-probability at temperature 1, as in vLLM.
     """
     temperatures = torch.tensor([options.temperature or 1.0 for options in sampling], device=logits.device)
     logprobs = torch.log_softmax(logits.float() / temperatures[:, None], dim=-1)
     for index, options in enumerate(sampling):
         if options.temperature and (options.top_k or options.top_p < 1):
             logprobs[index] = _truncated(logprobs[index], options)
-    # The inverse of the cumulative distribution, in double precision: a vocabulary has 100,000 small summands.
+    # Invert the cumulative distribution, in double precision because it sums 100,000 small probabilities.
     cumulative = logprobs.exp().double().cumsum(dim=-1)
     aims = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)[:, None] * cumulative[:, -1:]
     samples = torch.searchsorted(cumulative, aims, right=True).clamp_(max=logits.shape[-1] - 1).squeeze(-1)
@@ -308,7 +312,7 @@ def _truncated(logprobs: Tensor, options: Sampling) -> Tensor:
     """Restrict a distribution by ``top_k`` and ``top_p``, and normalise it."""
     ordered, indices = logprobs.sort(descending=True)
     count = min(options.top_k or len(ordered), len(ordered))
-    # the smallest set that reaches top_p: keep a token while those before it do not reach it
+    # Keep the smallest set of tokens that reaches top_p: each token for which the sum before it is below top_p.
     before = ordered[:count].exp().cumsum(dim=-1) - ordered[:count].exp()
     remaining = indices[:count][before < options.top_p]
     truncated = torch.full_like(logprobs, -torch.inf)

@@ -1,4 +1,4 @@
-"""The engine: a transformers causal language model that serves many conversations at once, with exact tokens."""
+"""Serve many conversations at once with a transformers causal language model, and report exact tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Dtype = Literal["float32", "bfloat16"]
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """A submitted row, and the sample that it becomes."""
+    """A submitted row, with the future that receives its sample."""
 
     row: Row
     future: Future[Sample]
@@ -37,22 +37,24 @@ class _Job:
 class TransformersEngine(Policy):
     """A policy that runs a transformers model on the CPU or one GPU.
 
-    One thread owns the model. It samples up to ``max_batch`` responses together; requests join at any token or wait.
+    One thread owns the model and samples up to ``max_batch`` responses together. A new request joins the running batch
+    before its next token, or waits until a response has ended.
 
-    A request's ``seed`` makes its response repeatable up to rounding: other rows of the batch change logits in the
-    seventh digit, which can flip a sample close to a boundary. With ``max_batch=1, kept=0`` it is exact.
+    A request's ``seed`` makes its response repeatable, apart from rounding: other rows of the batch change logits in
+    the seventh digit, which may change a sampled token. With ``max_batch=1, kept=0`` responses repeat exactly.
 
     Args:
-        model: a causal language model; may be shared with a trainer, which changes it only in :meth:`paused`.
+        model: a causal language model. It may be shared with a trainer that changes it only in :meth:`paused`.
         tokenizer: its tokenizer, with a chat template.
         name: the engine's name.
         max_batch: maximum number of responses sampled at once.
-        context: maximum tokens of prompt and response; None: the model's own limit.
-        kept: bytes of keys and values to keep for continued conversations.
-        decoder: makes a replacement for the decoding loop from the tokens that end a response; None: use the model.
+        context: maximum tokens of prompt and response; None for the model's own limit.
+        kept: maximum bytes of keys and values to cache for continued conversations.
+        decoder: a function that creates another decoder from the ids of the tokens that end a response; None to decode
+            with the model.
 
     Attributes:
-        version: the version of the weights, from 0; recorded with each sampled token.
+        version: the version of the weights, from 0, which is recorded with each sampled token.
 
     Raises:
         MissingExtra: torch or transformers is not installed.
@@ -72,7 +74,7 @@ class TransformersEngine(Policy):
         decoder: Callable[[frozenset[int]], Decoding] | None = None,
     ) -> None:
         require()
-        from minisandbox.models.engine.decoding import Decoder  # noqa: PLC0415 - it imports torch
+        from minisandbox.models.engine.decoding import Decoder  # noqa: PLC0415 - imports torch
 
         if max_batch < 1:
             raise InvalidValue(f"max_batch is {max_batch}", hint="give 1 or more")
@@ -112,8 +114,8 @@ class TransformersEngine(Policy):
 
         Args:
             directory: the directory.
-            name: the engine's name; None: the directory's name.
-            dtype: the weights' type. Recomputed log-probabilities equal captured ones within 1e-4 in float32 only.
+            name: the engine's name; None for the directory's name.
+            dtype: the weights' type. Only in float32 do recomputed log-probabilities equal captured ones within 1e-4.
             device: ``cpu``, or one GPU: ``cuda``, ``cuda:1``.
             max_batch: as for the class.
             context: as for the class.
@@ -121,15 +123,15 @@ class TransformersEngine(Policy):
 
         Raises:
             MissingExtra: torch or transformers is not installed.
-            InvalidValue: the directory has no model, or it cannot be loaded.
-            ModelRefused: its tokenizer has no chat template.
+            InvalidValue: the directory has no model, or the model cannot be loaded.
+            ModelRefused: the tokenizer has no chat template.
         """
         if not (directory / "config.json").is_file():
             raise InvalidValue(f"{directory} has no model", hint="give a directory written by save_pretrained")
         require()
-        import torch  # noqa: PLC0415 - an extra
-        from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415 - the same
-        from transformers.utils import logging  # noqa: PLC0415 - the same
+        import torch  # noqa: PLC0415 - an optional package
+        from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415 - an optional package
+        from transformers.utils import logging  # noqa: PLC0415 - an optional package
 
         has_progress_bar = logging.is_progress_bar_enabled()
         logging.disable_progress_bar()
@@ -163,7 +165,7 @@ class TransformersEngine(Policy):
         prompt: array[int],
         sampling: Sampling,
         *,
-        session: str = "",  # noqa: ARG002 - there is one engine
+        session: str = "",  # noqa: ARG002 - needed only to choose among several engines
         queue: QueueTime | None = None,
     ) -> Sample:
         """Sample a response (:meth:`.Policy.generate`)."""
@@ -182,13 +184,14 @@ class TransformersEngine(Policy):
 
     @contextlib.contextmanager
     def paused(self, version: int | None = None) -> Iterator[None]:
-        """Pause the engine while its weights are changed.
+        """Pause the engine during a ``with`` block that changes its weights.
 
-        It waits until the running responses have ended, so that each comes from one set of weights; new requests wait.
-        Cached keys and values are dropped. It blocks: call it from a thread, not from the event loop.
+        The block starts when all running responses have ended, so that each response comes from one set of weights.
+        New requests wait until the block ends. Cached keys and values are then dropped. Entering the block stops the
+        calling thread until the responses have ended, so never enter it on the event loop.
 
         Args:
-            version: the version of the new weights; None: one more than before.
+            version: the version of the new weights; None to increase the version by 1.
         """
         with self._changed:
             self._pauses += 1
@@ -204,13 +207,13 @@ class TransformersEngine(Policy):
                 self._changed.notify_all()
 
     def cancel(self) -> None:
-        """Cancel all requests; their callers get CancelledError."""
+        """Cancel all requests; their callers receive CancelledError."""
         with self._changed:
             for job in (*self._running, *self._jobs):
                 job.future.cancel()
 
     async def close(self) -> None:
-        """Stop the engine's thread and fail pending requests; calling it again does nothing."""
+        """Stop the engine's thread and fail pending requests; further calls do nothing."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -224,23 +227,24 @@ class TransformersEngine(Policy):
             try:
                 self._decoder.drop([job.row for job in self._running if job.future.cancelled()])
                 ended = self._decoder.step() if self._decoder.rows else []
-            except Exception as error:  # noqa: BLE001 - out of memory, a broken model: reported to the callers
+            except Exception as error:  # noqa: BLE001 - for instance out of memory; reported to the callers
                 self._fail(self._running, ModelUnavailable(f"the engine failed: {error!r}"))
                 self._decoder.forget()
                 ended = []
             for job in self._running:
                 if job.row in ended:
-                    versions = ((self.version, len(job.row.sampled)),)  # a pause waits for the running responses
+                    # A response has a single version, because a pause waits for running responses.
+                    versions = ((self.version, len(job.row.sampled)),)
                     tokens = Tokens(job.row.prompt, job.row.sampled, job.row.logprobs, versions)
                     sample = Sample(tokens, job.row.finish or "stop", job.row.cached)
-                    with contextlib.suppress(InvalidStateError):  # cancelled just now
+                    with contextlib.suppress(InvalidStateError):  # cancelled meanwhile
                         job.future.set_result(sample)
             with self._changed:
                 self._running = [job for job in self._running if job.row in self._decoder.rows]
                 self._changed.notify_all()
 
     def _next(self) -> bool:
-        """Admit waiting requests up to the batch size; return False if the engine is closed."""
+        """Wait for work, and admit waiting requests up to the batch size; return False if the engine is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._running or (self._jobs and not self._pauses))
             if self._closed:
@@ -262,17 +266,17 @@ class TransformersEngine(Policy):
             return
         try:
             self._decoder.admit(job.row)
-        except Exception as error:  # noqa: BLE001 - a prompt may exceed the memory; the others continue
+        except Exception as error:  # noqa: BLE001 - the prompt may exceed the memory; other requests continue
             self._fail([job], ModelUnavailable(f"the engine failed at a prompt: {error!r}"))
 
     def _stopper(self, stop: tuple[str, ...]) -> Callable[[array[int]], bool]:
-        # a token has at least one character, except the bytes of an incomplete one
+        # Decode only the latest tokens: each has at least one character, except the tokens of a split character.
         reach = 8 + max(len(text.encode()) for text in stop)
         return lambda sampled: any(text in self.renderer.decode(sampled[-reach:]) for text in stop)
 
     def _fail(self, jobs: list[_Job], error: ModelUnavailable) -> None:
         for job in jobs:
-            with contextlib.suppress(InvalidStateError):  # completed or cancelled
+            with contextlib.suppress(InvalidStateError):  # already completed or cancelled
                 job.future.set_exception(error)
 
 

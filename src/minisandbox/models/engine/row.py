@@ -1,4 +1,4 @@
-"""A response being sampled, and the interface of the loops that sample several together."""
+"""The state of one response while it is sampled, and the interface of decoders, which sample several at once."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from minisandbox.models.protocol import FinishReason, Sampling
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """A response being sampled.
+    """A row of the batch: one response while it is sampled.
 
     Attributes:
-        prompt: the prompt's tokens.
+        prompt: the ids of the prompt's tokens.
         sampling: the sampling options.
-        limit: maximum number of tokens.
-        stopped: returns whether the sampled tokens contain a stop text; None without stop texts.
-        sampled: the tokens sampled so far.
-        logprobs: their log-probabilities.
-        finish: the finish reason; None while it runs.
-        cached: tokens of the prompt that came from the cache.
+        limit: maximum number of sampled tokens.
+        stopped: a function that returns whether the sampled tokens contain a stop text; None without stop texts.
+        sampled: the ids of the tokens sampled so far.
+        logprobs: the log-probabilities of the sampled tokens.
+        finish: the finish reason; None while the response is incomplete.
+        cached: the number of prompt tokens that came from the cache.
     """
 
     prompt: array[int]
@@ -40,7 +40,7 @@ class Row:
         self._random = random.Random(self.sampling.seed)  # noqa: S311 - sampling, not a secret
 
     def uniform(self) -> float:
-        """Return the row's next random number."""
+        """Return the row's next random number in [0, 1)."""
         return self._random.random()
 
     def append(self, token: int, logprob: float, ends: frozenset[int]) -> None:
@@ -54,7 +54,7 @@ class Row:
 
 
 class Decoding(Protocol):
-    """Samples several responses together. Used by one thread only."""
+    """The interface of a decoder, which samples several responses together. Use it from one thread only."""
 
     @property
     def rows(self) -> Sequence[Row]:
@@ -62,17 +62,17 @@ class Decoding(Protocol):
         ...
 
     def admit(self, row: Row) -> None:
-        """Add a row to the running ones."""
+        """Add a row to the running rows."""
         ...
 
     def step(self) -> list[Row]:
-        """Sample further tokens; remove and return the finished rows."""
+        """Sample further tokens of the running rows; remove and return the finished rows."""
         ...
 
     def drop(self, rows: Sequence[Row]) -> None:
-        """Remove rows."""
+        """Remove rows without finishing their responses."""
         ...
 
     def forget(self) -> None:
-        """Drop all rows and caches, after a change of the weights."""
+        """Drop all rows and caches, because the model's weights have changed."""
         ...

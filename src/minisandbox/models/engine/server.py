@@ -1,4 +1,4 @@
-"""The engine as an HTTP server: chat completions with vLLM's token ids, Anthropic's Messages, OpenAI's Responses."""
+"""Serve a model over HTTP: chat completions with vLLM's token ids, Anthropic's Messages and OpenAI's Responses."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ from minisandbox.models.protocol import Completion, Model, Request, prompt_token
 from minisandbox.models.serving import HttpServer, error_response, has_key, models_response, send_events, stream_of
 
 Work = Callable[[web.Request, Mapping[str, object], Request], Awaitable[web.StreamResponse]]
-"""Responds to an HTTP request, given its JSON and the parsed request."""
+"""A function that responds to an HTTP request, from the HTTP request, its JSON and the parsed request."""
 
 
 class EngineServer(HttpServer):
-    """Serves a model on chat completions, Messages, Responses, ``/v1/models`` and ``/health``, until :meth:`stop`.
+    """A server for one model, with chat completions, Messages, Responses, ``/v1/models`` and ``/health``.
 
-    Chat completions with ``"return_token_ids": true`` get ``prompt_token_ids`` and each choice's ``token_ids``, as from
-    vLLM. Streamed responses come in one piece. When a client disconnects, its sampling stops.
+    If a chat completions request has ``"return_token_ids": true``, the response contains ``prompt_token_ids`` and each
+    choice's ``token_ids``, as from vLLM. A stream starts only after the whole response has been sampled. If a client
+    disconnects, the engine stops sampling its response.
 
     Args:
         model: the model; its owner closes it.
         host: the address to listen on.
-        port: the port; 0 for any free one, which :attr:`base_url` shows.
-        name: the model's name for clients; empty: its own name.
-        key: the API key that requests must have; empty for none.
+        port: the port; 0 for any free port, which :attr:`base_url` then contains.
+        name: the model's name for clients; empty for the model's own name.
+        key: the API key that clients must send; empty to accept requests without a key.
     """
 
     def __init__(self, model: Model, *, host: str = "127.0.0.1", port: int = 0, name: str = "", key: str = "") -> None:
@@ -59,7 +60,7 @@ class EngineServer(HttpServer):
         self.route("POST", f"/v1{api.path}", partial(self._handle, api=api, work=complete))
 
     async def _handle(self, http: web.Request, *, api: Api | None, work: Work) -> web.StreamResponse:
-        """Check and parse a request, and return errors in the format of OpenAI."""
+        """Check the key, then parse and handle a request; return errors in OpenAI's format."""
         if self._key and not has_key(http, self._key):
             return error_response(401, "the API key is wrong", "authentication_error")
         try:
@@ -87,7 +88,7 @@ class EngineServer(HttpServer):
         return web.json_response(answer)
 
     async def _complete_clamped(self, request: Request) -> Completion:
-        """Complete a conversation; if the response's limit exceeds the context, lower it to the rest of the context."""
+        """Complete a conversation; if the response's limit exceeds the context, sample up to the end of the context."""
         try:
             return await self._model.complete(request)
         except ContextExceeded:
@@ -105,7 +106,7 @@ class EngineServer(HttpServer):
 
     def _read(self, body: object, session: str) -> Request:
         request = read_request(body)
-        assert isinstance(body, Mapping)  # read_request checks that
+        assert isinstance(body, Mapping)  # checked by read_request
         if body.get("n", 1) not in (1, None):
             raise InvalidValue("n: this engine gives one response per request", hint="send several requests")
         if body.get("top_logprobs"):

@@ -1,6 +1,7 @@
-"""vLLM in this process, in place of the decoding loop; the engine around it keeps the conversations.
+"""Decode with vLLM in this process, as the decoder of :class:`.TransformersEngine`, which keeps the conversations.
 
-It calls ``LLMEngine.add_request``, ``step`` and ``abort_request``; `make test-vllm` runs it with vLLM on the CPU.
+This module calls ``LLMEngine.add_request``, ``step`` and ``abort_request``. `make test-vllm` tests it with vLLM on the
+CPU.
 """
 
 from __future__ import annotations
@@ -13,20 +14,20 @@ from minisandbox.models.engine.row import Row
 
 
 def vllm_parameters(**values: object) -> object:
-    """Return vLLM's sampling parameters, with all output of a request at its end."""
-    from vllm import SamplingParams  # noqa: PLC0415 - not ours to install
-    from vllm.sampling_params import RequestOutputKind  # noqa: PLC0415 - the same
+    """Return vLLM's sampling parameters, set to report a request's output only once the request has finished."""
+    from vllm import SamplingParams  # noqa: PLC0415 - an optional package
+    from vllm.sampling_params import RequestOutputKind  # noqa: PLC0415 - an optional package
 
     return SamplingParams(**values, output_kind=RequestOutputKind.FINAL_ONLY)
 
 
 class VllmDecoder:
-    """Samples responses with vLLM; a replacement for :class:`.decoding.Decoder`. Used by one thread only.
+    """Sample responses with vLLM instead of :class:`.decoding.Decoder`. Use a decoder from one thread only.
 
     Args:
-        engine: vLLM's ``LLMEngine``; code that changes its weights must reset its prefix cache.
-        ends: tokens that end a response.
-        parameters: makes vLLM's sampling parameters.
+        engine: vLLM's ``LLMEngine``. Code that changes its weights must reset its prefix cache.
+        ends: ids of the tokens that end a response.
+        parameters: a function that creates vLLM's sampling parameters.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class VllmDecoder:
         self._numbers = count()
 
     def admit(self, row: Row) -> None:
-        """Add a request to vLLM."""
+        """Submit a row to vLLM as a request."""
         options, name = row.sampling, f"minisandbox-{next(self._numbers)}"
         stop = (
             {"stop": list(options.stop), "include_stop_str_in_output": True} if options.stop else {"detokenize": False}
@@ -68,7 +69,7 @@ class VllmDecoder:
         return ended
 
     def drop(self, rows: Sequence[Row]) -> None:
-        """Remove rows."""
+        """Abort the requests of rows, and remove the rows."""
         names = [name for name, row in self._names.items() if row in rows]
         if names:
             self._engine.abort_request(names)
@@ -76,5 +77,5 @@ class VllmDecoder:
         self.rows = [row for row in self.rows if row not in rows]
 
     def forget(self) -> None:
-        """Drop all rows, after a change of the weights."""
+        """Abort all requests, because the model's weights have changed."""
         self.drop(list(self.rows))
