@@ -356,7 +356,7 @@ def test_responses_of_codex_0_171() -> None:
     ]
     assert [tool["function"]["name"] for tool in chat["tools"]] == ["mcp__find", "run", "note"]
     answer = RESPONSES.answer(Completion(Message("assistant", "", calls), "tool_calls"), {"tools": [namespace]})
-    (item,) = cast("list[dict[str, object]]", answer["output"])
+    item = cast("list[dict[str, object]]", answer["output"])[0]
     assert item | {"id": ""} == {
         "id": "", "type": "function_call", "arguments": "{}", "call_id": "a", "name": "find", "namespace": "mcp",
         "status": "completed",
