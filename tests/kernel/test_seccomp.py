@@ -185,7 +185,8 @@ def test_pid_1_keeps_its_priority() -> None:
     """With the values it has, and a user that does not exist: nothing would come of a call let through."""
     script = (
         "import os\n"
-        "os.setpriority(os.PRIO_PROCESS, 0, 5); os.setpriority(os.PRIO_PROCESS, os.getpid(), 6)\n"
+        "nice = os.getpriority(os.PRIO_PROCESS, 0)\n"
+        "os.setpriority(os.PRIO_PROCESS, 0, nice); os.setpriority(os.PRIO_PROCESS, os.getpid(), nice + 1)\n"
         "os.sched_setaffinity(os.getpid(), os.sched_getaffinity(0))\n"
         "calls = [\n"
         "    lambda: os.setpriority(os.PRIO_PROCESS, 1, os.getpriority(os.PRIO_PROCESS, 1)),\n"

@@ -269,5 +269,8 @@ def test_servers_may_have_any_port_of_their_own_loopback(box: Sandbox) -> None:
 
 @pytest.mark.parametrize("user", ["\u00b2", "9" * 5000])
 def test_an_image_whose_user_is_no_number(spec: ImageSpec, user: str) -> None:
+    with Sandbox.create(spec) as box:
+        if has_one_id(box):
+            pytest.skip("sandboxes have one id here, which every command has")
     with Sandbox.create(replace(spec, user=user)) as box, pytest.raises(InvalidValue, match=user[:40]):
         box.exec("true")
