@@ -109,19 +109,10 @@ class _ContentReader:
         self.unchanged: list[str] = []
 
     def compare(self, path: str, name: str, views: _Views) -> tuple[Row | None, _Views | None]:
-        """Compare a path as :func:`_compare` does, but send files instead of comparing their contents."""
+        """Compare a path like :func:`_compare`, but send files instead of comparing their contents."""
         if name in _SKIPPED or name.endswith(".pyc"):
             return None, None
-        for attempt in range(_TRIES):
-            try:
-                current, base_status = _resolve(views, name), _status(views.base, name)
-                return self._send_file(path, name, views, current, base_status), _enter(
-                    name, views, current, base_status
-                )
-            except OSError as error:
-                if error.errno not in _VANISHED or attempt == _TRIES - 1:
-                    raise OSError(error.errno, error.strerror, path) from error
-        raise AssertionError
+        return _compare(path, name, views, self._send_file)
 
     def _send_file(
         self, path: str, name: str, views: _Views, current: _Current, base_status: os.stat_result | None
@@ -279,6 +270,8 @@ class _Level:
 
 Compare = Callable[[str, str, _Views], tuple[Row | None, _Views | None]]
 """A function like :func:`_compare`."""
+Describe = Callable[[str, str, _Views, _Current, os.stat_result | None], Row | None]
+"""A function like :func:`_row`."""
 
 
 def _changes_below(prefix: str, views: _Views, compared_path: str, compare: Compare) -> Iterator[Row]:
@@ -346,7 +339,7 @@ def _is_opaque(upper: DirWalker, name: str) -> bool:
             return False
 
 
-def _compare(path: str, name: str, views: _Views) -> tuple[Row | None, _Views | None]:
+def _compare(path: str, name: str, views: _Views, describe: Describe | None = None) -> tuple[Row | None, _Views | None]:
     """Return the change of a path and, for a directory, the walkers to continue with below it.
 
     A path that vanishes is retried, because the workspace may be running.
@@ -355,12 +348,14 @@ def _compare(path: str, name: str, views: _Views) -> tuple[Row | None, _Views | 
         path: the path.
         name: its last component.
         views: walkers in the directory that contains it.
+        describe: returns the change; None for :func:`_row`.
     """
+    describe = describe or _row
     for attempt in range(_TRIES):
         try:
             current = _resolve(views, name)
             base_status = _status(views.base, name)
-            return _row(path, name, views, current, base_status), _enter(name, views, current, base_status)
+            return describe(path, name, views, current, base_status), _enter(name, views, current, base_status)
         except OSError as error:
             if error.errno not in _VANISHED or attempt == _TRIES - 1:
                 raise OSError(error.errno, error.strerror, path) from error
