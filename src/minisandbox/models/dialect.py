@@ -257,9 +257,7 @@ def _given(body: Mapping[str, object], name: str, default: float) -> float | str
 
 def read_usage(body: object) -> TokenUsage:
     """Return the token counts of a response, with 0 for a missing or invalid count."""
-    usage = body.get("usage") if isinstance(body, Mapping) else None
-    if not isinstance(usage, Mapping):
-        return TokenUsage()
+    usage = _usage_of(body)
     details = usage.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, Mapping) else None
     counts = (usage.get("prompt_tokens"), usage.get("completion_tokens"), cached)
@@ -268,9 +266,13 @@ def read_usage(body: object) -> TokenUsage:
 
 def read_queue_time(body: object) -> float:
     """Return the seconds that a request waited in the server's queue: ``usage.queue_time``, as Groq reports it."""
-    usage = body.get("usage") if isinstance(body, Mapping) else None
-    seconds = usage.get("queue_time") if isinstance(usage, Mapping) else None
+    seconds = _usage_of(body).get("queue_time")
     return float(seconds) if isinstance(seconds, int | float) and 0 < seconds < _MOST_TOKENS else 0.0
+
+
+def _usage_of(body: object) -> Mapping[str, object]:
+    usage = body.get("usage") if isinstance(body, Mapping) else None
+    return usage if isinstance(usage, Mapping) else {}
 
 
 def read_answer(body: object, largest: int | None = None) -> Completion:
