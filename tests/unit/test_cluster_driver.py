@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import pytest
 from benchmarks.cluster_scaling import make_tasks
@@ -354,7 +354,7 @@ def test_a_rollout_that_nobody_waits_for_is_dropped_on_its_node() -> None:
 def test_a_thread_runs_what_is_submitted_from_any_thread() -> None:
     nodes = [FakeNode("n0", sandboxes=2), FakeNode("n1", sandboxes=2)]
     register = Register(*nodes)
-    with JobThread(Driver(register, SETUP, notice=register.said.append)) as thread:
+    with closing(JobThread(Driver(register, SETUP, notice=register.said.append))) as thread:
 
         def attempts(futures: list[Future[Outcome]]) -> set[Key]:
             packed = [future.result(DEADLINE) for future in futures]
@@ -381,7 +381,7 @@ def test_a_fault_of_all_rollouts_reaches_who_waits() -> None:
             self.fault = ModelRefused("no such model")
 
     register = Register(Refused("only"))
-    with JobThread(Driver(register, SETUP)) as thread:
+    with closing(JobThread(Driver(register, SETUP))) as thread:
         future = thread.submit(Job(make_tasks(1, 1)[0], 0))
         with pytest.raises(ModelRefused, match="no such model"):
             future.result(DEADLINE)

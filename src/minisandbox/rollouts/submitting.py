@@ -7,7 +7,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -73,16 +73,6 @@ class JobThread:
             with suppress(HostError):
                 self._call(self._serving.cancel)
             self._thread.join(_ENDING)
-
-    def __enter__(self) -> Self:
-        """Enter a ``with`` block."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the thread."""
-        self.close()
 
     # --- called on the thread ----------------------------------------------------------------------------------------
 
@@ -318,7 +308,7 @@ class ClusterChecks:
         def note(job: Job, future: Future[Outcome]) -> None:
             finished.put((job, future))
 
-        with JobThread(self._cluster.crew(Setup(agent=EmptyAgent()), budgets, checks=True)) as thread:
+        with closing(JobThread(self._cluster.crew(Setup(agent=EmptyAgent()), budgets, checks=True))) as thread:
             for job in todo:
                 thread.submit(job).add_done_callback(partial(note, job))
             for _ in todo:
