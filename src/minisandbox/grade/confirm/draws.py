@@ -27,6 +27,8 @@ _MOST_RUNS = 5
 """The maximum number of runs with changes if tests run without copies."""
 _SHARE = 0.1
 """The share of the first run's duration that copies may take. Slower tests are changed in place, or not at all."""
+_LEAST_BUDGET = 0.5
+"""Copies may always take this many seconds, so that a loaded machine changes short tests as often as an idle one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ def draws(tests: ChangeableTests, seconds: float, rng: random.Random) -> Iterato
 def _counts(groups: Sequence[Sequence[Changeable]], seconds: float, rng: random.Random) -> list[int]:
     """Return the number of versions of each test that the time allows; 1 for a test that is not copied."""
     copyable = [index for index, group in enumerate(groups) if _has_copies(group)]
-    counts, budget = [1] * len(groups), _SHARE * seconds
+    counts, budget = [1] * len(groups), max(_LEAST_BUDGET, _SHARE * seconds)
     maximum = max(2, min(_MOST_VERSIONS, _MOST_COPIES // max(1, len(copyable)) + 1))
     for index in rng.sample(copyable, len(copyable)):
         item_count = sum(len(function.passing) for function in groups[index])
