@@ -167,7 +167,7 @@ cluster-scaling: $(VENV)/.dev
 SKYRL_VENV ?= .venv-skyrl-$(shell id -u)
 SKYRL_PYTHON ?= python3.12
 test-skyrl: $(SKYRL_VENV)/.made
-	"$(SKYRL_VENV)/bin/python" -m pytest $(LONG) $(PYTEST_ARGS) tests/kernel/grading/test_skyrl.py
+	"$(SKYRL_VENV)/bin/python" -m pytest $(LONG) $(PYTEST_ARGS) tests/kernel/grading/test_skyrl.py tests/unit/test_skyrl_step.py
 
 $(SKYRL_VENV)/.made: tools/make-skyrl-venv
 	@tools/make-skyrl-venv "$(SKYRL_VENV)" "$(SKYRL_PYTHON)"
