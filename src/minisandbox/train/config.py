@@ -10,10 +10,11 @@ from minisandbox.grade import GradingOptions
 from minisandbox.train.options import option, positive, required, reward_or_none
 from minisandbox.train.rows import BFLOAT16, Tolerance
 
-REPORTS = ("none", "tensorboard", "trackio", "wandb")
+REPORTS = ("none", "mlflow", "tensorboard", "trackio", "wandb")
 SCHEDULES = ("constant", "constant_with_warmup", "cosine", "linear")
 CHECKS = ("all", "sample", "off")
 COMPARISONS = ("auto", "token", "statistics")
+LOSSES = ("dr_grpo", "grpo", "dapo", "rloo", "gspo", "cispo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +144,44 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         positive(every=self.every, attempts=self.attempts)
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """The range of the ratio of new and old probability, from 1 - low to 1 + high."""
+
+    low: float = option(0.2, help="distance of the lower bound from 1")
+    high: float = option(0.2, help="distance of the upper bound from 1; DAPO has 0.28")
+
+    def __post_init__(self) -> None:
+        positive(low=self.low, high=self.high)
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """Options of the importance correction between trainer and sampler."""
+
+    by: str = option("token", help="whether a token or a whole row has a ratio of the trainer's to the sampler's "
+                     "probability", choices=("none", "token", "sequence"))  # fmt: skip
+    above: str = option("truncate", help="ratios above the limit become the limit, or 0, which masks the token or row",
+                        choices=("truncate", "mask"))  # fmt: skip
+    limit: float = option(2.0, help="largest ratio")
+
+    def __post_init__(self) -> None:
+        positive(limit=self.limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Options of the model from which `kl` measures the divergence: the initial model, or an older policy."""
+
+    every: int = option(0, help="steps between two updates of the reference; 0: it stays the initial model")
+    mix: float = option(1.0, help="the policy's share in an updated reference; 1: the policy replaces it")
+
+    def __post_init__(self) -> None:
+        positive(mix=self.mix)
+        if self.every < 0 or self.mix > 1:
+            raise InvalidValue("reference.every is negative or reference.mix above 1", hint="give 0 or more, at most 1")
 
 
 @dataclass(frozen=True, slots=True)
