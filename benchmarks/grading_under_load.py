@@ -30,7 +30,7 @@ from minisandbox.grade.judging import SuiteRun
 from minisandbox.grade.submission import reference_change
 from minisandbox.grade.workspace import Workspace
 from minisandbox.images import Image, build
-from minisandbox.pool import as_finished
+from minisandbox.runs import as_finished
 from minisandbox.sandbox import Sandbox
 from minisandbox.store import Store
 from minisandbox.tasks import Task, TaskSet

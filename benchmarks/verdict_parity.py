@@ -37,7 +37,7 @@ from benchmarks.parity.comparison import Compared, beside, compare, is_parity, s
 
 from minisandbox.errors import MiniSandboxError, NotFound
 from minisandbox.images import load_image
-from minisandbox.pool import as_finished
+from minisandbox.runs import as_finished
 from minisandbox.store import Store
 from minisandbox.tasks import Task, TaskSet
 

@@ -32,7 +32,7 @@ from benchmarks.evaluate.costs import print_costs, submission_of
 from benchmarks.evaluate.host import REFERENCE, UNTOUCHED, HostTask
 
 from minisandbox.images import Image, load_image
-from minisandbox.pool import as_finished
+from minisandbox.runs import as_finished
 from minisandbox.store import Store
 from minisandbox.tasks import Task, TaskSet
 

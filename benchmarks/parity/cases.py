@@ -18,8 +18,8 @@ from minisandbox.grade.judging import SuiteRun, judge
 from minisandbox.grade.submission import CodePatch, reference_change
 from minisandbox.grade.workspace import Workspace
 from minisandbox.images import Image
+from minisandbox.runs import write_whole
 from minisandbox.sandbox import Sandbox
-from minisandbox.store.rundir import write_whole
 from minisandbox.tasks import Task
 
 REFERENCE, EMPTY = "reference", "empty"

@@ -25,9 +25,8 @@ TIMES_OF_DAY = {
     "images/http_client.py", "images/image.py", "images/oci/prefetch.py", "images/oci/pull.py",
     "images/python/simple_api.py", "images/repair.py", "launch/jobs/changes.py", "models/engine/server.py",
     "models/http.py", "models/openai_responses.py", "rollouts/database.py", "rollouts/harbor_job.py",
-    "rollouts/rundir.py", "rollouts/state.py",
-    "sandbox/core.py", "sandbox/engines/core.py", "store/collect.py", "store/results.py", "store/rundir.py",
-    "store/store.py", "testing.py",
+    "rollouts/state.py", "runs/database.py", "runs/directory.py", "sandbox/core.py", "sandbox/engines/core.py",
+    "store/collect.py", "store/store.py", "testing.py",
 }  # fmt: skip
 YEAR = 365 * 86400.0
 

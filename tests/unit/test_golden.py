@@ -204,7 +204,7 @@ def test_public_names_and_signatures() -> None:
     check_golden("api.txt", "\n".join(lines) + "\n")
 
 
-PACKAGES = ("sandbox", "images", "store", "tasks", "grade", "models", "agents", "trajectories", "rollouts", "pool")
+PACKAGES = ("sandbox", "images", "store", "tasks", "grade", "models", "agents", "trajectories", "rollouts", "runs")
 """What users may import from; the other packages are internal."""
 HEAD = """\
 # Packages

@@ -16,7 +16,7 @@ from minisandbox.grade import Cause, Grade, Reason, Status, Validated, validate,
 from minisandbox.grade.confirm.changeable import ChangeableTests
 from minisandbox.grade.validation import Validation
 from minisandbox.images import Image
-from minisandbox.pool.runner import read_fields
+from minisandbox.runs import read_fields
 from minisandbox.tasks import LogGrader, Task, task_from_row
 
 F2P, P2P = ("t.py::new", "t.py::newer"), ("t.py::old", "t.py::older")

@@ -28,7 +28,7 @@ LONGEST_FILE = 600
 
 # Who may import whom. A name "x" allows the package; "x." allows only its public face, `from minisandbox.x import ...`.
 BELOW_ROLLOUTS = (
-    "spec.", "launch", "egress", "host", "store", "sandbox", "images", "pool", "tasks", "grade", "models", "agents",
+    "spec.", "launch", "egress", "host", "store", "sandbox", "images", "runs", "tasks", "grade", "models", "agents",
     "trajectories",
 )  # fmt: skip
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
@@ -49,9 +49,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "sandbox": ("launch", "egress", "host", "store"),
     "images": ("spec.", "sandbox", "store", "host", "launch"),
     "testing": ("sandbox", "store", "host", "launch"),
-    "pool": ("sandbox", "images", "store", "host"),
+    "runs": ("images.", "store"),
     "tasks": ("spec.",),
-    "grade": ("spec.", "tasks", "images", "sandbox", "pool", "store"),
+    "grade": ("spec.", "tasks", "images", "sandbox", "runs", "store"),
     "models": (),
     "agents": ("models", "tasks", "sandbox."),
     "trajectories": ("tasks", "grade", "models"),

@@ -8,8 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from minisandbox import errors
-from minisandbox.pool import as_finished
-from minisandbox.pool.threads import Threads
+from minisandbox.runs import Threads, as_finished
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3, 50])

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from minisandbox.cli.common.output import Progress as Output
 from minisandbox.cli.common.output import human_seconds
 from minisandbox.grade import Verdict
-from minisandbox.pool import Threads
 from minisandbox.rollouts import Batch, Progress, Summary
+from minisandbox.runs import Threads
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -35,7 +35,7 @@ from minisandbox.grade.startup import run_entrypoint, start_up
 from minisandbox.grade.submission import MAX_SUBMISSION
 from minisandbox.grade.validation import Cause, Status, Validation, validate
 from minisandbox.grade.verdict import Flag, Grade, Reason, Verdict
-from minisandbox.pool import DATABASE, Progress
+from minisandbox.runs import DATABASE, Progress
 
 __all__ = [
     "ALWAYS",

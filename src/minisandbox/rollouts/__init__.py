@@ -1,6 +1,5 @@
 """Run an agent on tasks and grade its submissions, one rollout at a time or in batches, and store the results."""
 
-from minisandbox.pool import Progress
 from minisandbox.rollouts.batch import Batch
 from minisandbox.rollouts.budgets import Budgets
 from minisandbox.rollouts.export import export_overview, export_sweagent
@@ -14,6 +13,7 @@ from minisandbox.rollouts.setup import ImageOf, ImagesOf, Setup
 from minisandbox.rollouts.state import EXIT_ENVIRONMENT_ERROR
 from minisandbox.rollouts.submitting import ClusterChecks, RolloutStream, RolloutThread
 from minisandbox.rollouts.summary import Summary
+from minisandbox.runs import Progress
 
 __all__ = [
     "EXIT_API",

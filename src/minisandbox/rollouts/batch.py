@@ -12,15 +12,15 @@ from pathlib import Path
 
 from minisandbox.errors import InvalidValue
 from minisandbox.grade.options import recorded_policy
-from minisandbox.pool import Progress, Threads
 from minisandbox.rollouts.budgets import Budgets
 from minisandbox.rollouts.database import Packed
 from minisandbox.rollouts.executor import Crew, Executor
 from minisandbox.rollouts.export import export_overview
 from minisandbox.rollouts.jobs import STAGES, Job, Outcome
-from minisandbox.rollouts.rundir import Config, RunDirectory
+from minisandbox.rollouts.rundir import RunDirectory
 from minisandbox.rollouts.setup import ImageOf, ImagesOf, Setup
 from minisandbox.rollouts.summary import Summary
+from minisandbox.runs import Config, Progress, Threads
 from minisandbox.sandbox.io_async import call_blocking
 from minisandbox.tasks import Task
 

@@ -14,7 +14,7 @@ from minisandbox.errors import TrajectoryError
 from minisandbox.grade import Verdict
 from minisandbox.models import TokenUsage
 from minisandbox.rollouts.summary import Summary
-from minisandbox.store.database import Database
+from minisandbox.runs import Database
 from minisandbox.trajectories import Timings, Trajectory
 
 NAME = "rollouts.sqlite"

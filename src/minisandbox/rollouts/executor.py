@@ -19,13 +19,14 @@ from minisandbox.errors import (
     NotFound,
     SandboxGone,
 )
-from minisandbox.pool import Threads, WarmPool
 from minisandbox.rollouts.budgets import Budgets
 from minisandbox.rollouts.database import pack
 from minisandbox.rollouts.jobs import Job, JobQueue, Key, Outcome
 from minisandbox.rollouts.rollout import finish, make_box, unreached, work
 from minisandbox.rollouts.setup import ImageOf, ImagesOf, Setup
 from minisandbox.rollouts.state import RolloutState
+from minisandbox.rollouts.warm import WarmPool
+from minisandbox.runs import Threads
 from minisandbox.sandbox import AsyncSandbox
 from minisandbox.sandbox.cancellation import Cancellation, CancelledError
 from minisandbox.sandbox.io_async import call_blocking

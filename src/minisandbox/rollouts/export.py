@@ -11,7 +11,7 @@ from pathlib import Path
 from minisandbox.rollouts.rundir import RunReader
 from minisandbox.rollouts.summary import Summary
 from minisandbox.rollouts.sweagent import prediction, report, trajectory_file
-from minisandbox.store.rundir import write_whole
+from minisandbox.runs import write_whole
 from minisandbox.tasks.statuses import STATUSES_NAME, write_statuses
 
 PREDICTIONS = "preds.json"

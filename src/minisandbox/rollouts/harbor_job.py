@@ -12,7 +12,7 @@ from typing import Any
 from minisandbox.rollouts.examples import example_in
 from minisandbox.rollouts.export import names_of
 from minisandbox.rollouts.rundir import RunReader
-from minisandbox.store.rundir import write_whole
+from minisandbox.runs import write_whole
 from minisandbox.trajectories import Trajectory
 from minisandbox.trajectories.atif import FILE, PATCH, atif_of
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias
 
-from minisandbox.pool import Job as Check
 from minisandbox.rollouts.database import Packed
 from minisandbox.rollouts.setup import Draw
-from minisandbox.store.results import Result
+from minisandbox.runs import Job as Check
+from minisandbox.runs import Result
 from minisandbox.tasks import Task
 
 if TYPE_CHECKING:

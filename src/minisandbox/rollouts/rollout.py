@@ -23,10 +23,10 @@ from minisandbox.errors import (
     SandboxGone,
 )
 from minisandbox.grade import MAX_SUBMISSION, ONCE, Grade, Reason, Verdict, grade, grade_work, start_up
-from minisandbox.pool import Threads
 from minisandbox.rollouts.budgets import Budgets
 from minisandbox.rollouts.setup import Setup
 from minisandbox.rollouts.state import RolloutState
+from minisandbox.runs import Threads
 from minisandbox.sandbox import AsyncSandbox, Sandbox
 from minisandbox.sandbox.cancellation import Cancellation, CancelledError
 from minisandbox.sandbox.io_async import call_blocking

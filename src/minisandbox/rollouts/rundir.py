@@ -7,17 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
+from minisandbox import runs
 from minisandbox.errors import NotFound, RunError
 from minisandbox.rollouts.database import NAME, Packed, RolloutDatabase, pack
 from minisandbox.rollouts.summary import Summary
-from minisandbox.store import rundir
-from minisandbox.store.rundir import VERSION, Config
 from minisandbox.trajectories import Trajectory
 
-__all__ = ["VERSION", "Config", "RunDirectory", "RunReader"]
 
-
-class RunDirectory(rundir.RunDirectory):
+class RunDirectory(runs.RunDirectory):
     """A run directory, locked by one process. Create it with :meth:`open`, and use it in a ``with`` block.
 
     Attributes:

@@ -11,13 +11,12 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from minisandbox.pool import Progress
 from minisandbox.rollouts.batch import DRAIN, Batch
 from minisandbox.rollouts.budgets import Budgets
 from minisandbox.rollouts.cluster import Cluster
-from minisandbox.rollouts.rundir import Config
 from minisandbox.rollouts.setup import ImageOf, ImagesOf, Setup
 from minisandbox.rollouts.summary import Summary
+from minisandbox.runs import Config, Progress
 from minisandbox.tasks import Task
 
 Companion = Callable[[Batch], Awaitable[None]]

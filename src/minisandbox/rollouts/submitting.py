@@ -15,14 +15,14 @@ from typing import Self
 from minisandbox.agents import EmptyAgent
 from minisandbox.errors import HostError, InvalidValue
 from minisandbox.models import Model, TokenRow
-from minisandbox.pool import Job as Check
 from minisandbox.rollouts.budgets import Budgets
 from minisandbox.rollouts.cluster import Cluster, NodeReport
 from minisandbox.rollouts.database import Packed, unpack
 from minisandbox.rollouts.executor import Crew, Executor
 from minisandbox.rollouts.jobs import Checked, Job, Key, Outcome
 from minisandbox.rollouts.setup import Draw, ImageOf, Setup
-from minisandbox.store.results import Result
+from minisandbox.runs import Job as Check
+from minisandbox.runs import Result
 from minisandbox.tasks import Task
 from minisandbox.trajectories import Trajectory
 

@@ -43,7 +43,7 @@ from minisandbox.rollouts import (
     rollout_async,
     run_batch,
 )
-from minisandbox.rollouts.rundir import Config
+from minisandbox.runs import Config
 from minisandbox.sandbox import Sandbox
 from minisandbox.sandbox.cancellation import CancelledError
 from minisandbox.sandbox.core import Core

@@ -12,8 +12,7 @@ from minisandbox.cli.common.run_options import backend_config, backend_of, clust
 from minisandbox.cli.common.task_sets import cpus
 from minisandbox.grade import DATABASE
 from minisandbox.grade import Progress as Event
-from minisandbox.grade.sets.runner import SetOptions
-from minisandbox.pool.runner import JobRecord
+from minisandbox.runs import JobRecord, RunOptions
 from minisandbox.store import Store
 from minisandbox.tasks import Task
 
@@ -55,7 +54,7 @@ class SetRun(Generic[ResultT]):
         if builds_here and self._cluster is None:
             self._builder = Builder(Store.open(), progress, args.repo_mirrors, backend_of(args))
         self.image_of = None if self._builder is None else self._builder.image_of
-        self.options: SetOptions[ResultT] = {
+        self.options: RunOptions[Task, ResultT] = {
             "out": args.out,
             "workers": args.workers or cpus(),
             "config": {**config, **backend_config(args)},

@@ -25,13 +25,12 @@ from minisandbox.grade.check.checks import (
 )
 from minisandbox.grade.check.verifier import forgeable
 from minisandbox.grade.judging import judge
-from minisandbox.grade.sets.runner import SetOptions, markdown_table, run_set, task_job, write_reports
+from minisandbox.grade.sets.jobs import markdown_table, task_job, write_reports
 from minisandbox.grade.submission import reference_change
 from minisandbox.grade.validation import validate
 from minisandbox.grade.verdict import Grade
 from minisandbox.grade.workspace import Workspace
-from minisandbox.pool import ImageOf
-from minisandbox.store.rundir import RunDirectory
+from minisandbox.runs import ImageOf, RunDirectory, RunOptions, run_jobs
 from minisandbox.tasks import PytestGrader, Task
 from minisandbox.tasks.loading import Refused
 
@@ -90,7 +89,7 @@ def check_set(
     refused: Sequence[Refused] = (),
     repeat: int = 2,
     timeout: float | None = None,
-    **options: Unpack[SetOptions[Checked]],
+    **options: Unpack[RunOptions[Task, Checked]],
 ) -> tuple[Checked, ...]:
     """Check tasks, several at once, and record each result in the run directory.
 
@@ -103,7 +102,7 @@ def check_set(
         refused: the errors of rows that are no tasks; each becomes a finding.
         repeat: the number of runs of the reference, and of the untouched code.
         timeout: the time limit of one test run, in seconds; None for each task's own.
-        options: ``out``, ``workers``, ``config``, ``build``, ``progress`` and ``elsewhere``, as :class:`.SetOptions`
+        options: ``out``, ``workers``, ``config``, ``build``, ``progress`` and ``elsewhere``, as :class:`.RunOptions`
             describes them.
 
     Returns:
@@ -118,7 +117,7 @@ def check_set(
         raise InvalidValue(f"repeat is {repeat}", hint="give 1 or more")
     work = partial(_check, repeat=repeat, timeout=timeout)
     jobs = [task_job(task, work, _failed, _VERSION, f"{repeat} {timeout}") for task in tasks if image_of is not None]
-    results, twin_sentences = run_set(CheckDirectory, Checked, jobs, image_of, {}, options), twins(tasks)
+    results, twin_sentences = run_jobs(CheckDirectory, Checked, jobs, image_of, {}, options), twins(tasks)
     checked = []
     for task in tasks:
         name = task.instance_id

@@ -25,7 +25,7 @@ from minisandbox.grade.report import FAILING, PASSED, Report
 from minisandbox.grade.submission import CodePatch, reference_change
 from minisandbox.grade.testfiles import hidden_files, snapshots_of
 from minisandbox.grade.workspace import Workspace
-from minisandbox.pool.runner import read_fields
+from minisandbox.runs import read_fields
 from minisandbox.store.disk.durable import write_atomic
 from minisandbox.tasks import Task, node_id
 

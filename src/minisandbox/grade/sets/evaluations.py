@@ -14,11 +14,10 @@ from minisandbox.errors import MiniSandboxError
 from minisandbox.grade.grading import grade, grade_reference, grade_untouched
 from minisandbox.grade.judging import infrastructure_grade
 from minisandbox.grade.options import ONCE, recorded_policy
+from minisandbox.grade.sets.jobs import task_job, write_json, write_log
 from minisandbox.grade.sets.predictions import EMPTY, GOLD, Prediction
-from minisandbox.grade.sets.runner import SetOptions, run_set, task_job, write_json, write_log
 from minisandbox.grade.verdict import Flag, Grade, Reason, Verdict
-from minisandbox.pool import ImageOf, Job
-from minisandbox.store.rundir import RunDirectory
+from minisandbox.runs import ImageOf, Job, RunDirectory, RunOptions, run_jobs
 from minisandbox.tasks import Task
 from minisandbox.types import Limits
 
@@ -118,7 +117,7 @@ def run_evaluation(
     timeout: float | None = None,
     confirm: str = ONCE,
     limits: Limits | None = None,
-    **options: Unpack[SetOptions[Evaluated]],
+    **options: Unpack[RunOptions[Task, Evaluated]],
 ) -> Evaluation:
     """Grade predictions, several at once, and record each grade in the run directory.
 
@@ -132,7 +131,7 @@ def run_evaluation(
         timeout: the time limit of the tests in seconds; None for each task's own.
         confirm: which passes are confirmed, as for :func:`.grade`.
         limits: the limits of each sandbox.
-        options: ``out``, ``workers``, ``config``, ``build``, ``progress`` and ``elsewhere``, as :class:`.SetOptions`
+        options: ``out``, ``workers``, ``config``, ``build``, ``progress`` and ``elsewhere``, as :class:`.RunOptions`
             describes them.
 
     Raises:
@@ -143,7 +142,7 @@ def run_evaluation(
     all_tasks, by_id = tuple(tasks), {prediction.instance_id: prediction for prediction in predictions}
     pairs = [(task, by_id.pop(task.instance_id)) for task in all_tasks if task.instance_id in by_id]
     work = partial(_evaluated, timeout=timeout, limits=limits, confirm=confirm)
-    results = run_set(
+    results = run_jobs(
         EvaluationDirectory,
         Evaluated,
         [_job(task, prediction, work) for task, prediction in pairs],

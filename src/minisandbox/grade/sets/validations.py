@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Unpack
 
 from minisandbox.errors import InvalidValue, MiniSandboxError
 from minisandbox.grade.options import ONCE
-from minisandbox.grade.sets.runner import SetOptions, markdown_table, run_set, task_job, write_log, write_reports
+from minisandbox.grade.sets.jobs import markdown_table, task_job, write_log, write_reports
 from minisandbox.grade.validation import Cause, Status, Validation, Validity, validate
 from minisandbox.grade.verdict import Grade
-from minisandbox.pool import ImageOf
-from minisandbox.store.rundir import RunDirectory
+from minisandbox.runs import ImageOf, RunDirectory, RunOptions, run_jobs
 from minisandbox.tasks import Task
 from minisandbox.tasks.statuses import STATUSES_NAME, write_statuses
 from minisandbox.types import Limits
@@ -111,7 +110,7 @@ def run_validations(
     timeout: float | None = None,
     confirm: str = ONCE,
     limits: Limits | None = None,
-    **options: Unpack[SetOptions[Validated]],
+    **options: Unpack[RunOptions[Task, Validated]],
 ) -> tuple[Validated, ...]:
     """Validate tasks, several at once, and record each result in the run directory.
 
@@ -128,7 +127,7 @@ def run_validations(
         timeout: the time limit of one run of the tests, in seconds; None for each task's own.
         confirm: whether the reference's passes are confirmed, as for :func:`.grade_reference`.
         limits: the limits of each sandbox.
-        options: ``out``, ``workers``, ``config``, ``build``, ``progress`` and ``elsewhere``, as :class:`.SetOptions`
+        options: ``out``, ``workers``, ``config``, ``build``, ``progress`` and ``elsewhere``, as :class:`.RunOptions`
             describes them.
 
     Returns:
@@ -148,7 +147,7 @@ def run_validations(
         failed = earlier is not None and not earlier.valid
         return (only is None or name in only) and (failed or not only_failed)
 
-    results = run_set(
+    results = run_jobs(
         ValidationDirectory,
         Validated,
         [task_job(task, work, _failed) for task in tasks],

@@ -19,13 +19,13 @@ from typing import NoReturn, Protocol
 
 from minisandbox.errors import BudgetExceeded, DiskFull, HostError, MiniSandboxError, NodeLost
 from minisandbox.models import Budget
-from minisandbox.pool import run_job
 from minisandbox.rollouts.cluster.node import Assignment, Order, Report, Resources
 from minisandbox.rollouts.database import Packed, pack
 from minisandbox.rollouts.executor import JobOwner
 from minisandbox.rollouts.jobs import Checked, Job, Key, Outcome
 from minisandbox.rollouts.rollout import unreached
 from minisandbox.rollouts.setup import Setup
+from minisandbox.runs import run_job
 from minisandbox.tasks import Task
 
 SILENCE = 30.0

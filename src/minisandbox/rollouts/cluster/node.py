@@ -15,13 +15,13 @@ from pathlib import Path
 
 from minisandbox.errors import MiniSandboxError, NotFound
 from minisandbox.images import Image, build, load_image
-from minisandbox.pool import Job as Check
-from minisandbox.pool import Threads, run_job
 from minisandbox.rollouts.budgets import Budgets
 from minisandbox.rollouts.database import Packed
 from minisandbox.rollouts.executor import Executor
 from minisandbox.rollouts.jobs import STAGES, Checked, Job, Key, Outcome
 from minisandbox.rollouts.setup import Draw, Setup
+from minisandbox.runs import Job as Check
+from minisandbox.runs import Threads, run_job
 from minisandbox.store import Store
 from minisandbox.tasks import Task
 

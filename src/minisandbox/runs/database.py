@@ -1,19 +1,34 @@
-"""Open the SQLite database of a run with durable transactions, also on network file systems."""
+"""Store a run's results in SQLite with durable transactions, also on network file systems."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import sqlite3
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar, Self
 
 from minisandbox.errors import RunError
-from minisandbox.store.rundir import disk_full
+from minisandbox.runs.directory import disk_full
 
+DATABASE = "results.sqlite"
+"""File name of the results database in a run directory."""
 _WAIT = 30.0
+_RESULTS = """
+CREATE TABLE IF NOT EXISTS results (
+    id TEXT PRIMARY KEY,        -- whose result it is
+    fingerprint TEXT NOT NULL,  -- of everything that it rests on
+    final INTEGER NOT NULL,     -- 0: we failed, and do it again
+    ended TEXT NOT NULL,        -- UTC, ISO 8601
+    body TEXT NOT NULL          -- JSON
+)
+"""
 
 
 class Database:
@@ -137,3 +152,51 @@ def _journal(database: sqlite3.Connection) -> str:
             break
     database.execute("PRAGMA synchronous = FULL")
     return str(journal_mode)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Result of one job.
+
+    Attributes:
+        id: id of the job.
+        fingerprint: hash of all inputs that the result depends on. A resumed run ignores a result with another
+            fingerprint.
+        final: whether a resumed run keeps the result instead of repeating the job.
+        body: the result as a JSON object; a dataclass in it is stored as a list of its fields.
+    """
+
+    id: str
+    fingerprint: str
+    final: bool
+    body: Mapping[str, object]
+
+
+class Results(Database):
+    """The results of a run. Only one thread may use the object; other processes may read the file meanwhile.
+
+    Arguments and errors are those of :class:`.Database`.
+    """
+
+    tables = _RESULTS
+
+    def put(self, result: Result) -> None:
+        """Store a result durably in one transaction, replacing an earlier result of the same job.
+
+        Raises:
+            DiskFull: the disk is full; an earlier result is unchanged.
+            RunError: the database cannot be written.
+        """
+        end_time = datetime.now(UTC).isoformat(timespec="seconds")
+        # Keep json's ASCII output: unpaired surrogates (paths that are not UTF-8) can only be stored as JSON escapes.
+        body = json.dumps(dict(result.body), default=dataclasses.astuple)
+        row = (result.id, result.fingerprint, int(result.final), end_time, body)
+        with self._faults():
+            self._database.execute("INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?)", row)
+
+    def __iter__(self) -> Iterator[Result]:
+        """Yield all results, sorted by id."""
+        with self._faults():
+            rows = self._database.execute("SELECT id, fingerprint, final, body FROM results ORDER BY id").fetchall()
+        for name, fingerprint, final, body in rows:
+            yield Result(name, fingerprint, bool(final), json.loads(body))

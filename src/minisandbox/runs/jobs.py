@@ -8,21 +8,18 @@ import time
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypedDict, TypeVar
 
 from minisandbox.errors import IndexUnavailable, InvalidValue, MiniSandboxError, NodeLost
-from minisandbox.pool.threads import as_finished
-from minisandbox.store.results import Result, Results
-from minisandbox.store.rundir import Config, RunDirectory
+from minisandbox.runs.database import DATABASE, Result, Results
+from minisandbox.runs.directory import Config, RunDirectory
+from minisandbox.runs.threads import as_finished
 
 if TYPE_CHECKING:
     from minisandbox.images import Image
-
-DATABASE = "results.sqlite"
-"""File name of the results database in a run directory."""
 
 Item = TypeVar("Item")
 ImageOf = Callable[[Item], "Image"]
@@ -101,88 +98,100 @@ class Progress(Generic[Latest]):
     resumed: bool = False
 
 
-@contextmanager
-def open_results(directory: type[RunDirectory], out: Path | None, config: Config) -> Iterator[Results]:
-    """Open and lock the results of a run; keep them in memory if ``out`` is None.
+class RunOptions(TypedDict, Generic[Item, RecordT], total=False):
+    """Keyword arguments of the functions that run a set of jobs.
 
-    Raises:
-        RunError: the directory is in use or belongs to another run, or its database is damaged.
-        DiskFull: the disk is full.
-        OSError: the database cannot be created.
+    Attributes:
+        out: the run directory; None, the default, stores nothing.
+        workers: the number of jobs that run at once (default: 1).
+        config: further settings that identify the run; resuming it requires the same values.
+        build: called once with the tasks whose images are needed, because building the images together is faster.
+        progress: called on the calling thread for each result, including results of an earlier call.
+        elsewhere: runs the jobs that have a task, in other processes with their own images (:class:`.ClusterChecks`).
     """
-    if out is None:
-        with Results(None) as results:
-            yield results
-        return
-    with directory.open(out, config) as run, Results(run.path / DATABASE) as results:
-        yield results
+
+    out: Path | None
+    workers: int
+    config: Mapping[str, str]
+    build: Callable[[Sequence[Item]], None] | None
+    progress: Callable[[Progress[RecordT]], None] | None
+    elsewhere: Elsewhere[Item] | None
 
 
 def run_jobs(
-    jobs: Sequence[Job[Item]],
-    results: Results,
+    directory: type[RunDirectory],
     kind: type[RecordT],
-    *,
+    jobs: Sequence[Job[Item]],
     image_of: ImageOf[Item] | None,
-    workers: int,
+    identity: Config,
+    options: RunOptions[Item, RecordT],
+    *,
+    chosen: Callable[[str, RecordT | None], bool] = lambda _id, _earlier: True,
     again: bool = False,
-    build: Callable[[Sequence[Item]], None] | None = None,
-    progress: Callable[[Progress[RecordT]], None] | None = None,
-    elsewhere: Elsewhere[Item] | None = None,
 ) -> dict[str, RecordT]:
-    """Run the jobs that no earlier call has finished, several at once, and store each result as its job finishes.
+    """Run the chosen jobs that no earlier call has finished, several at once, and store each result as its job ends.
 
     Only the calling thread writes results. After an interruption it writes none, so jobs that fail because their
     sandboxes are stopped leave no result.
 
     Args:
+        directory: the class of the run directory.
+        kind: the dataclass of the results.
         jobs: the jobs, with distinct ids.
-        results: database of earlier results, which also stores the new ones.
-        kind: dataclass of the results.
-        image_of: returns the image of a job's task; called in several threads, but not for jobs that run elsewhere.
-        workers: number of jobs to run at once.
-        again: whether to repeat finished jobs too.
-        build: called once with the tasks of all jobs before they start, because building images together is faster.
-        progress: called in this thread for each result.
-        elsewhere: runs the jobs that have a task; None runs them in this process.
+        image_of: returns the image of a job's task; called in several threads. None if other processes build the
+            images.
+        identity: the settings that identify the run; resuming it requires the same values.
+        options: the caller's options.
+        chosen: decides whether to run a job, given its id and its earlier result, if any.
+        again: whether to repeat the chosen jobs that are finished.
 
     Returns:
-        The results by job id.
+        The results by id, in the order of the jobs. Jobs that were not chosen keep their earlier result, if any.
 
     Raises:
         InvalidValue: ``workers`` is less than 1, or neither ``image_of`` nor ``elsewhere`` is given.
+        RunError: the directory is in use or belongs to another run, or its database is damaged.
         DiskFull: the disk is full; results of finished jobs are kept.
+        OSError: the directory or its database cannot be created.
     """
-    if workers < 1:
+    if (workers := options.get("workers", 1)) < 1:
         raise InvalidValue(f"workers is {workers}", hint="give 1 or more")
-    if image_of is None and elsewhere is None:
+    if image_of is None and options.get("elsewhere") is None and any(job.task is not None for job in jobs):
         raise InvalidValue("nothing makes the images", hint="give image_of, or elsewhere")
-    if build is not None:
-        build([job.task for job in jobs if job.task is not None])
-    earlier_results = {} if again else {result.id: result for result in results if result.final}
-    pending_count = sum(job.id not in earlier_results for job in jobs)
-    records: dict[str, RecordT] = {}
-    new_count, began = 0, time.monotonic()
-    for name, result in _as_done(jobs, earlier_results, image_of, workers, elsewhere):
-        if result is not None:
-            results.put(result)
-            new_count += 1
-        records[name] = read_fields(kind, (result or earlier_results[name]).body)
-        if progress is not None:
-            seconds = time.monotonic() - began
-            seconds_left = seconds / new_count * max(pending_count - new_count, 0) if new_count else None
-            progress(Progress(len(records), len(jobs), records[name], seconds_left, resumed=result is None))
-    return records
+    out = options.get("out")
+    with ExitStack() as stack:
+        if out is not None:
+            stack.enter_context(directory.open(out, {**options.get("config", {}), **identity}))
+        results = stack.enter_context(Results(None if out is None else out / DATABASE))
+        earlier_results = {result.id: result for result in results}
+        records = {name: read_fields(kind, result.body) for name, result in earlier_results.items()}
+        chosen_jobs = [job for job in jobs if chosen(job.id, records.get(job.id))]
+        if (build := options.get("build")) is not None and chosen_jobs:
+            build([job.task for job in chosen_jobs if job.task is not None])
+        reusable = {name: result for name, result in earlier_results.items() if result.final and not again}
+        pending_count = sum(job.id not in reusable for job in chosen_jobs)
+        new_count, began = 0, time.monotonic()
+        fingerprints = {name: result.fingerprint for name, result in reusable.items()}
+        ended = _as_ended(chosen_jobs, fingerprints, image_of, workers, options.get("elsewhere"))
+        for done, (name, result) in enumerate(ended, 1):
+            if result is not None:
+                results.put(result)
+                new_count += 1
+            records[name] = read_fields(kind, (result or reusable[name]).body)
+            if (progress := options.get("progress")) is not None:
+                seconds = time.monotonic() - began
+                seconds_left = seconds / new_count * max(pending_count - new_count, 0) if new_count else None
+                progress(Progress(done, len(chosen_jobs), records[name], seconds_left, resumed=result is None))
+    return {job.id: records[job.id] for job in jobs if job.id in records}
 
 
-def _as_done(
+def _as_ended(
     jobs: Sequence[Job[Item]],
-    earlier_results: Mapping[str, Result],
+    fingerprints: Mapping[str, str],
     image_of: ImageOf[Item] | None,
     workers: int,
     elsewhere: Elsewhere[Item] | None,
 ) -> Iterator[tuple[str, Result | None]]:
-    fingerprints = {name: result.fingerprint for name, result in earlier_results.items()}
     remote_jobs = [job for job in jobs if job.task is not None] if elsewhere is not None else []
     local_jobs = [job for job in jobs if job.task is None] if elsewhere is not None else jobs
     for index, result in as_finished(lambda job: run_job(job, image_of, fingerprints.get(job.id)), local_jobs, workers):

@@ -1,4 +1,4 @@
-"""Run one job per task in a resumable run directory, and write the reports."""
+"""Make the jobs of a task set, and write reports about their results."""
 
 from __future__ import annotations
 
@@ -7,91 +7,17 @@ import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypedDict, TypeVar
+from typing import TYPE_CHECKING
 
 from minisandbox.errors import MiniSandboxError
-from minisandbox.pool import Elsewhere, ImageOf, Job, Progress, open_results, run_jobs
-from minisandbox.pool.runner import JobRecord, read_fields
+from minisandbox.runs import Job, JobRecord, write_whole
 from minisandbox.store import canonical_json
-from minisandbox.store.rundir import Config, RunDirectory, write_whole
 from minisandbox.tasks import ScriptGrader, Task
 
 if TYPE_CHECKING:
     from minisandbox.images import Image
 
 _LONGEST = 500  # characters of a table cell
-
-Kept = TypeVar("Kept", bound=JobRecord)
-
-
-class SetOptions(TypedDict, Generic[Kept], total=False):
-    """Keyword arguments of the functions that process a task set.
-
-    Attributes:
-        out: the run directory; None, the default, stores nothing.
-        workers: the number of tasks that run at once (default: 1).
-        config: further settings that identify the run; resuming it requires the same values.
-        build: called once with the tasks whose images are needed, because building the images together is faster.
-        progress: called on the calling thread for each result, including results of an earlier call.
-        elsewhere: runs the jobs on other machines, which have their own images (:class:`.ClusterChecks`).
-    """
-
-    out: Path | None
-    workers: int
-    config: Mapping[str, str]
-    build: Callable[[Sequence[Task]], None] | None
-    progress: Callable[[Progress[Kept]], None] | None
-    elsewhere: Elsewhere[Task] | None
-
-
-def run_set(
-    directory: type[RunDirectory],
-    kind: type[Kept],
-    jobs: Sequence[Job[Task]],
-    image_of: ImageOf[Task] | None,
-    identity: Config,
-    options: SetOptions[Kept],
-    *,
-    chosen: Callable[[str, Kept | None], bool] = lambda _id, _earlier: True,
-    again: bool = False,
-) -> dict[str, Kept]:
-    """Run the chosen jobs that no earlier call has finished.
-
-    Args:
-        directory: the class of the run directory.
-        kind: the class of the results.
-        jobs: the jobs, one per result.
-        image_of: returns a task's image; None if other machines build the images.
-        identity: the settings that identify the run; resuming it requires the same values.
-        options: the caller's options.
-        chosen: decides whether to run a job, given its id and its earlier result, if any.
-        again: whether to repeat the chosen jobs that are finished.
-
-    Returns:
-        The results by id, in the order of the jobs. Jobs that were not chosen keep their earlier result, if any.
-
-    Raises:
-        InvalidValue: ``workers`` is less than 1.
-        RunError: the directory is in use or belongs to another run.
-        DiskFull: the disk is full; finished results are kept.
-    """
-    with open_results(directory, options.get("out"), {**options.get("config", {}), **identity}) as results:
-        earlier = {result.id: read_fields(kind, result.body) for result in results}
-        pending_jobs = [job for job in jobs if chosen(job.id, earlier.get(job.id))]
-        latest = earlier
-        if pending_jobs:
-            latest |= run_jobs(
-                pending_jobs,
-                results,
-                kind,
-                image_of=image_of,
-                workers=options.get("workers", 1),
-                again=again,
-                build=options.get("build"),
-                progress=options.get("progress"),
-                elsewhere=options.get("elsewhere"),
-            )
-    return {job.id: latest[job.id] for job in jobs if job.id in latest}
 
 
 def task_job(
