@@ -507,7 +507,7 @@ def test_asking_the_same_again_fills_a_session_too() -> None:
     answer = Completion(Message("assistant", "x"), "stop", TokenUsage(5000, 1, 0), tokens)
     taken = 0
     while not session.full:
-        session.add([USER], {"role": "assistant", "content": "x"}, answer, 0.0)
+        session.add(session.restore({"messages": [USER]}, ""), {"role": "assistant", "content": "x"}, answer, 0.0)
         taken += 1
     assert taken == 4
 
@@ -518,7 +518,7 @@ def test_messages_count_as_the_objects_that_they_are() -> None:
     answer = Completion(Message("assistant", "x"), "stop", TokenUsage(1, 1, 0), tokens)
     for messages in (list(range(10**6, 10**6 + 10_000)), ["\N{SLIGHTLY SMILING FACE}" + "x" * 100_000]):
         session = CaptureSession("small", 10_000_000)
-        session.add(messages, {"role": "assistant", "content": "x"}, answer, 0.0)
+        session.add(session.restore({"messages": messages}, ""), {"role": "assistant", "content": "x"}, answer, 0.0)
         assert 10_000_000 - session.left >= sum(sys.getsizeof(json.dumps(one, ensure_ascii=False)) for one in messages)
 
 

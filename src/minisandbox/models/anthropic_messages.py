@@ -241,5 +241,6 @@ def models_body(names: list[str]) -> dict[str, object]:
     return {"data": models, "has_more": False, "first_id": first, "last_id": last}
 
 
-MESSAGES = Api("/messages", read_request, answer_body, stream_events)
+_PING = b'event: ping\ndata: {"type": "ping"}\n\n'
+MESSAGES = Api("/messages", read_request, answer_body, stream_events, error_body, _PING)
 """Anthropic's Messages API."""

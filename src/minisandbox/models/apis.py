@@ -23,12 +23,16 @@ class Api:
         read: converts a request's JSON to a chat completions request; raises InvalidValue.
         answer: converts a completion to the response's JSON; the second argument is the request's JSON.
         events: converts a response's JSON to the events of a stream. The ``type`` of each event is also its SSE name.
+        failure: returns the event that ends a stream with an error, from an HTTP status and a message.
+        ping: the event that keeps a stream open.
     """
 
     path: str
     read: Callable[[object], dict[str, object]]
     answer: Callable[[Completion, Mapping[str, object]], dict[str, object]]
     events: Callable[[Mapping[str, object]], Iterator[dict[str, object]]]
+    failure: Callable[[int, str], dict[str, object]]
+    ping: bytes = b": ping\n\n"
 
 
 def new_id(prefix: str) -> str:

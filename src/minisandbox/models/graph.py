@@ -8,7 +8,7 @@ row.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -97,29 +97,36 @@ class TokenGraph:
     def __init__(self) -> None:
         self.held = 0
         self._roots: list[_Node] = []
-        self._count = 0
+        self._nodes: list[_Node | None] = []
 
-    def add(self, tokens: Tokens, *, trained: bool = True) -> int:
+    def add(self, tokens: Tokens | None, *, trained: bool = True) -> int:
         """Add a response; return its number, from 0.
 
         Args:
-            tokens: the tokens read and sampled.
+            tokens: the tokens read and sampled; None if they are unknown, so that the response is in no row.
             trained: whether the sampled tokens carry loss; False if they were sampled under a constraint.
         """
+        if tokens is None:
+            self._nodes.append(None)
+            return len(self._nodes) - 1
         before, start = self._latest_before(tokens.prompt)
         context = tokens.prompt[start:]
         versions = tokens.versions or ((NO_VERSION, len(tokens.sampled)),)
-        node = _Node(self._count, context, tokens.sampled, tokens.logprobs, versions, before, trained)
+        node = _Node(len(self._nodes), context, tokens.sampled, tokens.logprobs, versions, before, trained)
         (self._roots if before is None else before.after).append(node)
-        self._count += 1
+        self._nodes.append(node)
         self.held += len(node.context) + len(node.sampled)
         return node.turn
 
+    def previous(self, turn: int) -> int | None:
+        """Return the number of the response that a response continues, or None."""
+        node = self._nodes[turn]
+        return None if node is None or node.before is None else node.before.turn
+
     def rows(self) -> tuple[TokenRow, ...]:
         """Return one row for each response that no later response continues, in order."""
-        leaves = sorted((node for node in self._nodes() if not node.after), key=lambda node: node.turn)
         trained: set[int] = set()
-        return tuple(_row(leaf, trained) for leaf in leaves)
+        return tuple(_row(node, trained) for node in self._nodes if node and not node.after)
 
     def _latest_before(self, prompt: array[int]) -> tuple[_Node | None, int]:
         """Return the node whose path is the longest prefix of a prompt, or None, and the length of the prefix."""
@@ -134,13 +141,6 @@ class TokenGraph:
                 best = (node, end)
             waiting.extend((child, end) for child in node.after)
         return best
-
-    def _nodes(self) -> Iterator[_Node]:
-        waiting = list(self._roots)
-        while waiting:
-            node = waiting.pop()
-            yield node
-            waiting.extend(node.after)
 
 
 def _row(leaf: _Node, trained: set[int]) -> TokenRow:

@@ -20,6 +20,7 @@ from minisandbox.models.apis import (
     string_in,
     unseal,
 )
+from minisandbox.models.http import is_about_length
 from minisandbox.models.protocol import Completion, Message, Role, ToolCall
 
 _TEXT = ("input_text", "output_text", "text", "refusal")
@@ -315,5 +316,13 @@ def _part_events(name: str, part: Mapping[str, object], extra: Mapping[str, obje
     yield {"type": "response.content_part.done", "part": part, **position}
 
 
-RESPONSES = Api("/responses", read_request, answer_body, stream_events)
+def failure_event(status: int, message: str) -> dict[str, object]:
+    """Return the event that ends a stream with an error."""
+    code = "context_length_exceeded" if is_about_length(status, message.encode()) else "server_error"
+    response = {"id": new_id("resp"), "object": "response", "created_at": int(time.time()), "status": "failed"}
+    error = {"code": code, "message": message}
+    return {"type": "response.failed", "sequence_number": 0, "response": {**response, "output": [], "error": error}}
+
+
+RESPONSES = Api("/responses", read_request, answer_body, stream_events, failure_event)
 """OpenAI's Responses API."""

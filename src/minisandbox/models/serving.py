@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hmac
 import json
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Self
 
 from aiohttp import http_exceptions, web
 
-from minisandbox.errors import HostError
+from minisandbox.errors import ContextExceeded, HostError, InvalidValue
 from minisandbox.models import anthropic_messages
+from minisandbox.models.apis import Api
+from minisandbox.models.dialect import read_request
 from minisandbox.models.http import is_about_length
+from minisandbox.models.protocol import Completion, Model, Request, prompt_tokens
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 LARGEST_REQUEST = 256 * 1024 * 1024
 """Maximum bytes of one request; a request contains the whole conversation."""
+
+PING = 10.0
+"""The seconds between two pings of a stream. Errors within the first period have an HTTP status."""
 
 _STREAM_HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 
@@ -165,33 +175,109 @@ def error_response(status: int, message: str, kind: str) -> web.Response:
     return web.json_response(body, status=status)
 
 
-async def send_events(request: web.Request, events: Iterator[Mapping[str, object]]) -> web.StreamResponse:
-    """Send a stream of server-sent events, each named by its ``type``."""
-    response = web.StreamResponse(headers=_STREAM_HEADERS)
-    await response.prepare(request)
-    for event in events:
-        await response.write(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode())
-    await response.write_eof()
-    return response
-
-
-async def stream_of(
-    request: web.Request, answer: Mapping[str, object], requested: Mapping[str, object]
-) -> web.StreamResponse:
-    """Send a complete chat completions response as a stream.
+class EventStream:
+    """A stream of server-sent events that starts when the response is complete, or earlier with a ping.
 
     Args:
         request: the HTTP request.
-        answer: the JSON of the complete response.
-        requested: the JSON of the request.
+        api: the client's API; None for chat completions.
     """
-    response = web.StreamResponse(headers=_STREAM_HEADERS)
-    await response.prepare(request)
-    for chunk in stream_chunks(answer, requested):
-        await response.write(f"data: {json.dumps(chunk)}\n\n".encode())
-    await response.write(b"data: [DONE]\n\n")
-    await response.write_eof()
-    return response
+
+    def __init__(self, request: web.Request, api: Api | None) -> None:
+        self._request, self._api = request, api
+        self._response: web.StreamResponse | None = None
+
+    @asynccontextmanager
+    async def pings(self) -> AsyncIterator[None]:
+        """Send a ping after every :data:`PING` seconds of the block, so that clients do not time out."""
+        ended = asyncio.Event()
+        pinging = asyncio.create_task(self._ping(ended))
+        try:
+            yield
+        finally:
+            ended.set()  # do not cancel: the headers could be written in part
+            await pinging
+
+    async def _ping(self, ended: asyncio.Event) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(PING):
+                    await ended.wait()
+                return
+            except TimeoutError:
+                with contextlib.suppress(ConnectionError):
+                    await self._write(self._api.ping if self._api else b": ping\n\n")
+
+    async def send(self, events: Iterable[Mapping[str, object]]) -> web.StreamResponse:
+        """Send all events of a response. With an API, each is named by its ``type``; without, ``[DONE]`` follows."""
+        for event in events:
+            await self._write(self._encode(event))
+        return await self._end()
+
+    async def fail(self, error: web.Response) -> web.StreamResponse:
+        """Return an error response; if the stream has started, send the error as an event."""
+        if self._response is None:
+            return error
+        body = error.body if isinstance(error.body, bytes) else b""
+        event = self._api.failure(error.status, _error_message(body)) if self._api else json.loads(body)
+        await self._write(self._encode(event))
+        return await self._end()
+
+    def _encode(self, event: Mapping[str, object]) -> bytes:
+        name = f"event: {event['type']}\n" if self._api else ""
+        return f"{name}data: {json.dumps(event)}\n\n".encode()
+
+    async def _write(self, data: bytes) -> None:
+        if self._response is None:
+            self._response = web.StreamResponse(headers=_STREAM_HEADERS)
+            await self._response.prepare(self._request)
+        await self._response.write(data)
+
+    async def _end(self) -> web.StreamResponse:
+        if self._api is None:
+            await self._write(b"data: [DONE]\n\n")
+        assert self._response is not None
+        await self._response.write_eof()
+        return self._response
+
+
+def read_single(chat: object, session: str) -> Request:
+    """Parse a chat completions request for a model that gives one response.
+
+    Args:
+        chat: the request's JSON.
+        session: the name of the rollout.
+
+    Raises:
+        InvalidValue: the request is malformed, or needs several responses or other tokens' log-probabilities.
+    """
+    request = read_request(chat)
+    assert isinstance(chat, Mapping)  # checked by read_request
+    if chat.get("n", 1) not in (1, None):
+        raise InvalidValue("n: this engine gives one response per request", hint="send several requests")
+    if chat.get("top_logprobs"):
+        raise InvalidValue("top_logprobs: this engine reports only the sampled tokens' log-probabilities")
+    extra = {name: value for name, value in request.sampling.extra.items() if name != "stream_options"}
+    return replace(request, sampling=replace(request.sampling, extra=extra), session=session)
+
+
+async def complete_clamped(model: Model, request: Request) -> Completion:
+    """Complete a conversation; if the response's limit exceeds the context, sample up to the end of the context."""
+    try:
+        return await model.complete(request)
+    except ContextExceeded:
+        if request.sampling.max_tokens is None:
+            raise
+        return await model.complete(replace(request, sampling=replace(request.sampling, max_tokens=None)))
+
+
+async def count_prompt(model: Model, request: Request) -> int:
+    """Return the number of tokens of a prompt; sample one token if the model cannot count them otherwise."""
+    count = await asyncio.to_thread(prompt_tokens, model, request)
+    if count is not None:
+        return count
+    single = replace(request, sampling=replace(request.sampling, max_tokens=1))
+    return (await model.complete(single)).usage.prompt
 
 
 def stream_chunks(answer: Mapping[str, object], requested: Mapping[str, object]) -> list[dict[str, object]]:

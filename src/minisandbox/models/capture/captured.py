@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from minisandbox.models.capture.history import History, Responses
 from minisandbox.models.graph import TokenGraph, TokenRow
-from minisandbox.models.protocol import Completion, TokenUsage
+from minisandbox.models.protocol import Completion, Message, TokenUsage
 
 VERSION = 1
 """The version of the JSON format of rows."""
@@ -18,7 +19,7 @@ VERSION = 1
 # The estimated memory of a token (4 bytes for the id, 8 for the log-probability), of a turn without its tokens, of a
 # dictionary entry including the dictionary's spare room, and of an error without its message.
 _TOKEN_BYTES = 12
-_TURN_BYTES = 1000
+_TURN_BYTES = 1500
 _ENTRY_BYTES = 150
 _ERROR_BYTES = 200
 _MOST_ERRORS = 200
@@ -70,6 +71,8 @@ class CaptureSession:
         errors: the first failed requests, up to a limit.
         errors_left_out: the number of further failed requests.
         closed: whether the session no longer accepts responses.
+        forks: the number of responses that start a new row, although the request's history has a response of the
+            session. Requests of sub-agents and for titles are not forks.
 
     Args:
         name: the name of the rollout.
@@ -82,11 +85,13 @@ class CaptureSession:
         self.errors: list[CapturedError] = []
         self.errors_left_out = 0
         self.closed = False
+        self.forks = 0
         self._limit = limit
         self._held = 0
         self._handled = 0
         self._texts: dict[str, str] = {}
         self._graph = TokenGraph()
+        self._responses = Responses(lambda index: Message.from_json(json.loads(self.turns[index].answer)))
         self._began = time.monotonic()
 
     @property
@@ -141,25 +146,37 @@ class CaptureSession:
         """Return the training rows: one per response that no later response continues."""
         return self._graph.rows()
 
+    def restore(self, chat: Mapping[str, object], reasoning_field: str) -> History:
+        """Return a request's messages, in which captured responses replace the agent's copies (:class:`.Responses`).
+
+        Args:
+            chat: the request, as chat completions.
+            reasoning_field: the engine's name for the reasoning in messages.
+        """
+        messages, tools = chat["messages"], chat.get("tools")
+        assert isinstance(messages, list)
+        return self._responses.restore(messages, tools if isinstance(tools, list) else (), reasoning_field)
+
     def add(
-        self, messages: Sequence[object], answer: object, completion: Completion, began: float, *, trained: bool = True
+        self, history: History, answer: object, completion: Completion, began: float, *, trained: bool = True
     ) -> None:
         """Add a response.
 
         Args:
-            messages: the request's messages.
+            history: the request's messages.
             answer: the response's message.
-            completion: the parsed response, with tokens.
+            completion: the parsed response.
             began: :attr:`elapsed` at the request.
             trained: whether its tokens carry loss; False if the request constrained the sampling.
         """
-        assert completion.tokens is not None
-        serialized = tuple(self._text(message) for message in messages)
+        serialized = tuple(self._text(message) for message in history.messages)
         seconds = self.elapsed - began
         turn = CapturedTurn(serialized, _json(answer), completion.finish_reason, completion.usage, began, seconds)
         before = self._graph.held
-        self._graph.add(completion.tokens, trained=trained)
+        index = self._graph.add(completion.tokens, trained=trained)
+        self.forks += history.latest is not None and self._graph.previous(index) != history.latest
         self.turns.append(turn)
+        self._responses.add(index, history, answer)
         self._held += (
             (self._graph.held - before) * _TOKEN_BYTES + sys.getsizeof(turn.answer) + 8 * len(serialized) + _TURN_BYTES
         )

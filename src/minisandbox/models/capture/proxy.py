@@ -8,20 +8,30 @@ import json
 import logging
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from email.utils import format_datetime, parsedate_to_datetime
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from aiohttp import web
 
-from minisandbox.errors import BadAnswer, InvalidValue, NotFound
+from minisandbox.errors import (
+    BadAnswer,
+    BudgetExceeded,
+    InvalidValue,
+    MiniSandboxError,
+    ModelUnavailable,
+    NotFound,
+)
 from minisandbox.models.anthropic_messages import MESSAGES
-from minisandbox.models.apis import Api
+from minisandbox.models.apis import Api, new_id
 from minisandbox.models.capture.captured import CaptureSession
 from minisandbox.models.dialect import (
     TOKEN_FIELDS,
+    answer_body,
     constraint_in,
     read_answer,
     read_usage,
@@ -31,18 +41,23 @@ from minisandbox.models.dialect import (
 from minisandbox.models.graph import TokenRow
 from minisandbox.models.http import Answer, Failed, Timeouts, Transport, error_in, is_about_length
 from minisandbox.models.openai_responses import RESPONSES
-from minisandbox.models.protocol import Completion
+from minisandbox.models.protocol import Completion, Model
 from minisandbox.models.serving import (
     LARGEST_REQUEST,
+    EventStream,
     HttpServer,
+    complete_clamped,
+    count_prompt,
     error_response,
     has_key,
     key_of,
     models_response,
-    send_events,
-    stream_of,
+    read_single,
+    stream_chunks,
 )
 from minisandbox.redaction import REPEATS_KEY, answer_repeats_key, redact
+
+T = TypeVar("T")
 
 _LOG = logging.getLogger("minisandbox.models")
 _PREFIX = "ms-"
@@ -56,6 +71,7 @@ _NO_ROOM = "the request is larger than the session's remaining space"
 _OBJECT_BYTES = 80
 _WIDE = 5  # a non-ASCII character takes up to 4 bytes in a str, and 12 as escaped JSON
 _NUMBER = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
+_STATUSES: Mapping[type[MiniSandboxError], int] = {BudgetExceeded: 402, BadAnswer: 502, ModelUnavailable: 503}
 _LIMITS = ("max_tokens", "max_completion_tokens")
 _PASSED_ON = ("Retry-After", "retry-after-ms")
 
@@ -69,9 +85,9 @@ class Access(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """The index of the engine that serves a session, and the id that the engine sees for the session."""
+    """The engine that serves a session, by its address or in this process, and the session's id at the engine."""
 
-    upstream: int
+    engine: Transport | Model
     session: str
 
 
@@ -84,19 +100,23 @@ class _Refused(Exception):
 
 
 class CaptureProxy(HttpServer):
-    """A proxy that captures tokens between agents and engines with vLLM's chat completions API.
+    """A proxy that captures tokens between agents and a model, or engines with vLLM's chat completions API.
 
-    An agent's key identifies its rollout; :meth:`session` creates a key. The proxy does not tokenize. It requests token
-    ids and log-probabilities with three extra fields, and removes them from the response unless the agent requested
-    them too. Requests of Anthropic's Messages API and OpenAI's Responses API become chat completions for the engine. If
-    a request's limit exceeds the engine's context, the proxy repeats the request without the limit. For an agent that
-    requests a stream, the proxy requests the whole response, then streams it to the agent. Agents never see the
-    engine's key, and the engine never sees the agents' keys. The proxy does not retry, because agents do. It captures
-    the response to each retry like any other response.
+    An agent's key identifies its rollout; :meth:`session` creates a key. Requests of Anthropic's Messages API and
+    OpenAI's Responses API become chat completions. A model of this process gets them as :class:`.Request`, so its
+    renderer tokenizes them. From an engine with an address, the proxy requests token ids and log-probabilities with
+    three extra fields, and removes them from the response unless the agent requested them too.
+
+    Captured responses in a request's history replace the agent's copies (:class:`.Responses`). If a request's limit
+    exceeds the engine's context, the proxy repeats the request without the limit. For an agent that requests a stream,
+    the proxy requests the whole response, then streams it to the agent. Agents never see the engine's key, and the
+    engine never sees the agents' keys. The proxy does not retry, because agents do. It captures the response to each
+    retry like any other response. If an agent disconnects before the engine has responded, the request is cancelled and
+    its tokens are dropped; later, the response is captured although the agent may not have read all of it.
 
     Args:
-        upstream: the address of the engine's API, ``http://localhost:8000/v1``, or the addresses of several engines,
-            of which each session uses one.
+        upstream: a model, which its owner closes; or the address of the engine's API, ``http://localhost:8000/v1``; or
+            the addresses of several engines, of which each session uses one.
         api_key: the API key of the engines.
         model: the model's name at the engines; None to use the name that the agent requests.
         timeouts: the time limits of one request.
@@ -111,7 +131,7 @@ class CaptureProxy(HttpServer):
 
     def __init__(
         self,
-        upstream: str | Sequence[str],
+        upstream: Model | str | Sequence[str],
         *,
         api_key: str = "",
         model: str | None = None,
@@ -124,10 +144,13 @@ class CaptureProxy(HttpServer):
         admin_key: str = "",
     ) -> None:
         super().__init__(host, port, address)
-        bases = [upstream] if isinstance(upstream, str) else list(upstream)
-        if not bases:
+        engines = list(upstream) if isinstance(upstream, Sequence) and not isinstance(upstream, str) else [upstream]
+        if not engines:
             raise InvalidValue("the capture proxy has no engine", hint="give its address: http://localhost:8000/v1")
-        self._upstreams = [Transport(base, api_key, timeouts or Timeouts(), _LARGEST_ANSWER) for base in bases]
+        self._engines = [
+            Transport(engine, api_key, timeouts or Timeouts(), _LARGEST_ANSWER) if isinstance(engine, str) else engine
+            for engine in engines
+        ]
         self._secret = api_key
         self._model = model
         self._open_unknown = open_unknown
@@ -146,18 +169,20 @@ class CaptureProxy(HttpServer):
         self.route("GET", "/health", self._health)
         self.route("GET", "/capture/rows", self._rows)
 
-    def session(self, name: str = "") -> Access:
+    def session(self, name: str = "", *, model: Model | None = None) -> Access:
         """Open a session for a rollout.
 
         Args:
             name: the rollout's name; if empty, a name is generated.
+            model: the session's own model, which its owner closes; None for the proxy's. Its errors become errors for
+                the agent: 402 for BudgetExceeded, 502 for BadAnswer, 503 for ModelUnavailable, and 400 for others.
 
         Returns:
             The base URL and key for the rollout's agent.
         """
         key = _PREFIX + secrets.token_urlsafe(24)
         name = name or f"session-{self._made}"
-        self._open(key, name, shown=name)
+        self._open(key, name, shown=name, model=model)
         return Access(self.base_url, key)
 
     def captured(self, key: str) -> CaptureSession:
@@ -200,8 +225,9 @@ class CaptureProxy(HttpServer):
     async def stop(self) -> None:
         """Stop listening, and close the connections to the engines; keep the sessions."""
         await super().stop()
-        for upstream in self._upstreams:
-            await upstream.close()
+        for engine in self._engines:
+            if isinstance(engine, Transport):
+                await engine.close()
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
@@ -224,27 +250,26 @@ class CaptureProxy(HttpServer):
     ) -> web.StreamResponse:
         session = self._sessions[key]
         began = session.elapsed
+        stream = EventStream(request, api)
         try:
             body, chat = self._chat_request(await _read_body(request, session, take), api, take)
             if counts:
                 return web.json_response({"input_tokens": await self._count(chat, key)})
-            answer, completion = await self._ask(chat, key, session, began)
+            async with stream.pings() if body.get("stream") else nullcontext():
+                answer, completion = await self._ask(chat, key, session, began)
         except _Refused as refused:
             session.fail(refused.response.status, str(refused), began)
-            return refused.response
+            return await stream.fail(refused.response)
         except RecursionError:
             session.fail(400, _TOO_DEEP, began)
             return error_response(400, _TOO_DEEP, "BadRequestError")
         except asyncio.CancelledError:
             session.fail(_GONE, "the agent disconnected before the response", began)
             raise
-        if api is not None:
-            translated = api.answer(completion, body)
-            if body.get("stream"):
-                return await send_events(request, api.events(translated))
-            return web.json_response(translated)
-        answer = _for_agent(answer, body)
-        return await stream_of(request, answer, body) if body.get("stream") else web.json_response(answer)
+        answer = api.answer(completion, body) if api else _for_agent(answer, body)
+        if not body.get("stream"):
+            return web.json_response(answer)
+        return await stream.send(api.events(answer) if api else stream_chunks(answer, body))
 
     def _chat_request(
         self, data: bytearray, api: Api | None, take: Callable[[int], bool]
@@ -267,20 +292,22 @@ class CaptureProxy(HttpServer):
         return body, chat
 
     async def _count(self, chat: Mapping[str, object], key: str) -> int:
-        """Return the number of tokens of a prompt, by sampling one token that is not captured."""
+        """Return the number of tokens of a prompt, by sampling one token unless the model can count them."""
         chat = {name: value for name, value in chat.items() if name not in (*_LIMITS, "tool_choice", "response_format")}
-        return read_usage(self._read(await self._send({**chat, "max_tokens": 1}, key))).prompt
-
-    async def _send(self, chat: Mapping[str, object], key: str) -> Answer:
-        """Send a request to the session's engine; if its token limit exceeds the context, repeat it without a limit."""
         target = self._targets[key]
+        if not isinstance(target.engine, Transport):
+            model = target.engine
+            return await _from_model(lambda: count_prompt(model, read_single(chat, target.session)))
+        return read_usage(self._read(await self._send({**chat, "max_tokens": 1}, target.engine, target.session))).prompt
+
+    async def _send(self, chat: Mapping[str, object], transport: Transport, session: str) -> Answer:
+        """Send a request to an engine; if its token limit exceeds the context, repeat it without a limit."""
         fields = _for_engine(chat, self._model)
         unlimited = {name: value for name, value in fields.items() if name not in _LIMITS}
-        transport = self._upstreams[target.upstream]
         try:
-            response = await transport.send("/chat/completions", json.dumps(fields).encode(), target.session)
+            response = await transport.send("/chat/completions", json.dumps(fields).encode(), session)
             if len(unlimited) < len(fields) and is_about_length(response.status, response.body):
-                response = await transport.send("/chat/completions", json.dumps(unlimited).encode(), target.session)
+                response = await transport.send("/chat/completions", json.dumps(unlimited).encode(), session)
         except Failed as failed:
             raise _refusal(502, f"no response from the engine: {failed.error}", "upstream_error") from None
         return response
@@ -288,30 +315,51 @@ class CaptureProxy(HttpServer):
     async def _ask(
         self, request: Mapping[str, object], key: str, session: CaptureSession, began: float
     ) -> tuple[Mapping[str, object], Completion]:
-        """Send a request to the engine and capture the response; return the response and its first completion."""
+        """Send a request to the model and capture the response; return the response and its first completion."""
         if session.full:
             raise _full("the session is full")
-        response = await self._send(request, key)
-        answer = self._read(response)
-        try:
-            completions = _completions(answer)
-        except BadAnswer as error:
-            # the error may quote a part of the key, which redact would miss
-            text = response.body.decode("utf-8", "replace")
-            reason = str(error) if redact(text, self._secret) == text else REPEATS_KEY
-            raise _refusal(502, f"the engine's answer cannot be captured: {reason}", "upstream_error") from None
+        target = self._targets[key]
+        history = session.restore(request, self._reasoning_field)
+        request = {**request, "messages": history.messages}
+        complete = self._complete_at if isinstance(target.engine, Transport) else self._complete_in_process
+        answer, completions = await complete(request, target)
         if session.closed:
             raise _refusal(401, "the session was closed", "authentication_error")
-        messages = request["messages"]
-        assert isinstance(messages, list)
         forced = constraint_in(request)
         if forced is not None and not self._warned_of_constraint:
             self._warned_of_constraint = True
             _LOG.warning("requests have %s: their constrained samples are captured, but carry no loss", forced)
         for message, completion in completions:
-            session.add(messages, message, completion, began, trained=forced is None)
+            session.add(history, message, completion, began, trained=forced is None)
         self._reasoning_field = reasoning_field(answer) or self._reasoning_field
         return answer, completions[0][1]
+
+    async def _complete_in_process(
+        self, chat: Mapping[str, object], target: _Target
+    ) -> tuple[Mapping[str, object], list[tuple[object, Completion]]]:
+        model = target.engine
+        assert not isinstance(model, Transport)
+        completion = await _from_model(lambda: complete_clamped(model, read_single(chat, target.session)))
+        wants_logprobs = wants_tokens(chat) or bool(chat.get("logprobs"))
+        answer = answer_body(completion, tokens=wants_logprobs) | {
+            "id": new_id("chatcmpl"),
+            "created": int(time.time()),
+        }
+        return answer, [(completion.message.to_json(), completion)]
+
+    async def _complete_at(
+        self, chat: Mapping[str, object], target: _Target
+    ) -> tuple[Mapping[str, object], list[tuple[object, Completion]]]:
+        assert isinstance(target.engine, Transport)
+        response = await self._send(chat, target.engine, target.session)
+        answer = self._read(response)
+        try:
+            return answer, _completions(answer)
+        except BadAnswer as error:
+            # the error may quote a part of the key, which redact would miss
+            text = response.body.decode("utf-8", "replace")
+            reason = str(error) if redact(text, self._secret) == text else REPEATS_KEY
+            raise _refusal(502, f"the engine's answer cannot be captured: {reason}", "upstream_error") from None
 
     def _read(self, response: Answer) -> Mapping[str, object]:
         """Return the body of a successful response; for an error, raise it for the agent with the API key redacted."""
@@ -362,9 +410,9 @@ class CaptureProxy(HttpServer):
         is_named = name != key and not name.startswith(_FOREIGN)
         return name if is_named and all(name != session.name for session in self.sessions()) else _FOREIGN + key
 
-    def _open(self, key: str, name: str, shown: str) -> None:
+    def _open(self, key: str, name: str, shown: str, model: Model | None = None) -> None:
         self._sessions[key] = CaptureSession(name, self._session_bytes)
-        self._targets[key] = _Target(self._made % len(self._upstreams), shown)
+        self._targets[key] = _Target(model or self._engines[self._made % len(self._engines)], shown)
         self._made += 1
 
 
@@ -444,6 +492,15 @@ def _completions(answer: Mapping[str, object]) -> list[tuple[object, Completion]
             hint="use vLLM 0.10.2 or later, or minisandbox model serve",
         )
     return pairs
+
+
+async def _from_model(work: Callable[[], Awaitable[T]]) -> T:
+    """Return the result of a model's work; convert its errors to errors for the agent."""
+    try:
+        return await work()
+    except MiniSandboxError as error:
+        status = next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), 400)
+        raise _refusal(status, str(error), "upstream_error" if status > 500 else "BadRequestError") from None
 
 
 def _refusal(status: int, message: str, kind: str, headers: Mapping[str, str] | None = None) -> _Refused:

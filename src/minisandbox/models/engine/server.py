@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import partial
 from urllib.parse import unquote
 
@@ -16,14 +15,21 @@ from aiohttp import web
 from minisandbox.errors import ContextExceeded, InvalidValue, ModelError, ModelRefused
 from minisandbox.models.anthropic_messages import MESSAGES
 from minisandbox.models.apis import Api
-from minisandbox.models.dialect import answer_body, read_request, wants_tokens
+from minisandbox.models.dialect import answer_body, wants_tokens
 from minisandbox.models.http import SESSION_HEADER
 from minisandbox.models.openai_responses import RESPONSES
-from minisandbox.models.protocol import Completion, Model, Request, prompt_tokens
-from minisandbox.models.serving import HttpServer, error_response, has_key, models_response, send_events, stream_of
-
-Work = Callable[[web.Request, Mapping[str, object], Request], Awaitable[web.StreamResponse]]
-"""A function that responds to an HTTP request, from the HTTP request, its JSON and the parsed request."""
+from minisandbox.models.protocol import Model, Request
+from minisandbox.models.serving import (
+    EventStream,
+    HttpServer,
+    complete_clamped,
+    count_prompt,
+    error_response,
+    has_key,
+    models_response,
+    read_single,
+    stream_chunks,
+)
 
 
 class EngineServer(HttpServer):
@@ -45,79 +51,63 @@ class EngineServer(HttpServer):
         super().__init__(host, port)
         self._model, self._name, self._key = model, name or model.name, key
         self._numbers = itertools.count()
-        self.route("POST", "/v1/chat/completions", partial(self._handle, api=None, work=self._complete))
+        self.route("POST", "/v1/chat/completions", partial(self._handle, api=None))
         for api in (MESSAGES, RESPONSES):
-            self._route_api(api)
-        self.route("POST", "/v1/messages/count_tokens", partial(self._handle, api=MESSAGES, work=self._count))
+            self.route("POST", f"/v1{api.path}", partial(self._handle, api=api))
+        self.route("POST", "/v1/messages/count_tokens", partial(self._handle, api=MESSAGES, counts=True))
         self.route("GET", "/v1/models", self._models)
         self.route("GET", "/health", self._health)
 
-    def _route_api(self, api: Api) -> None:
-        async def complete(http: web.Request, body: Mapping[str, object], request: Request) -> web.StreamResponse:
-            answer = api.answer(await self._complete_clamped(request), body)
-            return await send_events(http, api.events(answer)) if body.get("stream") else web.json_response(answer)
-
-        self.route("POST", f"/v1{api.path}", partial(self._handle, api=api, work=complete))
-
-    async def _handle(self, http: web.Request, *, api: Api | None, work: Work) -> web.StreamResponse:
+    async def _handle(self, http: web.Request, *, api: Api | None, counts: bool = False) -> web.StreamResponse:
         """Check the key, then parse and handle a request; return errors in OpenAI's format."""
         if self._key and not has_key(http, self._key):
             return error_response(401, "the API key is wrong", "authentication_error")
+        stream = EventStream(http, api)
         try:
             body = json.loads(await http.read())
-            chat = api.read(body) if api else body
-            request = self._read(chat, unquote(http.headers.get(SESSION_HEADER, "")))
-            return await work(http, body, request)
-        except (ValueError, ModelRefused, ContextExceeded) as error:  # InvalidValue and bad JSON are ValueErrors
-            message = error.what if isinstance(error, InvalidValue | ModelError) else str(error)
-            return error_response(400, message, "BadRequestError")
-        except RecursionError:
-            return error_response(400, "the request's lists and objects are nested too deeply", "BadRequestError")
-        except ModelError as error:
-            return error_response(503, str(error), "ServiceUnavailableError")
+            request = self._read(api.read(body) if api else body, unquote(http.headers.get(SESSION_HEADER, "")))
+            if counts:
+                return web.json_response({"input_tokens": await count_prompt(self._model, request)})
+            async with stream.pings() if body.get("stream") else nullcontext():
+                answer = await (self._complete_with(api, request, body) if api else self._complete(request, body))
+        except (ValueError, ModelError, RecursionError) as error:  # InvalidValue and bad JSON are ValueErrors
+            return await stream.fail(_error_of(error))
+        if not body.get("stream"):
+            return web.json_response(answer)
+        return await stream.send(api.events(answer) if api else stream_chunks(answer, body))
 
-    async def _complete(self, http: web.Request, body: Mapping[str, object], request: Request) -> web.StreamResponse:
+    async def _complete(self, request: Request, body: Mapping[str, object]) -> dict[str, object]:
         completion = await self._model.complete(request)
         answer = answer_body(completion, tokens=wants_tokens(body), number=next(self._numbers))
         answer["created"] = int(time.time())
         usage = answer["usage"]
         assert isinstance(usage, dict)
         usage["queue_time"] = round(request.queue.seconds, 3)
-        if body.get("stream"):
-            return await stream_of(http, answer, body)
-        return web.json_response(answer)
+        return answer
 
-    async def _complete_clamped(self, request: Request) -> Completion:
-        """Complete a conversation; if the response's limit exceeds the context, sample up to the end of the context."""
-        try:
-            return await self._model.complete(request)
-        except ContextExceeded:
-            if request.sampling.max_tokens is None:
-                raise
-            return await self._model.complete(replace(request, sampling=replace(request.sampling, max_tokens=None)))
-
-    async def _count(self, _http: web.Request, _body: Mapping[str, object], request: Request) -> web.StreamResponse:
-        """Return the number of tokens of a prompt; sample one token if the model cannot count them otherwise."""
-        count = await asyncio.to_thread(prompt_tokens, self._model, request)
-        if count is None:
-            single = replace(request, sampling=replace(request.sampling, max_tokens=1))
-            count = (await self._model.complete(single)).usage.prompt
-        return web.json_response({"input_tokens": count})
+    async def _complete_with(self, api: Api, request: Request, body: Mapping[str, object]) -> dict[str, object]:
+        return api.answer(await complete_clamped(self._model, request), body)
 
     def _read(self, body: object, session: str) -> Request:
-        request = read_request(body)
-        assert isinstance(body, Mapping)  # checked by read_request
-        if body.get("n", 1) not in (1, None):
-            raise InvalidValue("n: this engine gives one response per request", hint="send several requests")
-        if body.get("top_logprobs"):
-            raise InvalidValue("top_logprobs: this engine reports only the sampled tokens' log-probabilities")
+        request = read_single(body, session)
+        assert isinstance(body, Mapping)  # checked by read_single
         name = body.get("model", self._name)
         if name != self._name:
             raise InvalidValue(f"The model `{name}` does not exist.", hint=f"this server has {self._name}")
-        return Request(request.messages, request.tools, request.sampling, session)
+        return request
 
     async def _models(self, request: web.Request) -> web.Response:
         return models_response(request, self._name, owned_by="local")
 
     async def _health(self, _request: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
+
+
+def _error_of(error: Exception) -> web.Response:
+    """Return the error response in OpenAI's format."""
+    if isinstance(error, ModelError) and not isinstance(error, ModelRefused | ContextExceeded):
+        return error_response(503, str(error), "ServiceUnavailableError")
+    message = error.what if isinstance(error, InvalidValue | ModelError) else str(error)
+    if isinstance(error, RecursionError):
+        message = "the request's lists and objects are nested too deeply"
+    return error_response(400, message, "BadRequestError")
