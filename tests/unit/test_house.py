@@ -54,7 +54,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "grade": ("spec.", "tasks", "images", "sandbox", "runs", "store"),
     "models": (),
     "agents": ("models", "tasks", "sandbox."),
-    "trajectories": ("tasks", "grade", "models"),
+    "trajectories": ("tasks", "grade", "models", "agents"),
     "rollouts": BELOW_ROLLOUTS,
     "train": ("trajectories", "rollouts", "models", "tasks", "agents", "grade"),
 }

@@ -320,9 +320,13 @@ def _action(call: ToolCall) -> Action:
     return action_of(call.name, arguments)
 
 
-_FUNCTION, _FUNCTION_END = "<function=", "</function>"
+FUNCTION = "<function="
+"""The text with which a function call begins in SWE-smith's format."""
+_FUNCTION_END = "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 _NUMBERS = ("insert_line", "view_range")
+_OWN_LINES = ("old_str", "new_str", "file_text")
+"""The parameters whose values SWE-smith writes on lines of their own."""
 
 
 class XmlFormat(_OneAction):
@@ -341,21 +345,11 @@ class XmlFormat(_OneAction):
             FormatError: the response has no action, several actions, or a malformed action.
         """
         text = without_thought(message.content)
-        start = text.find(_FUNCTION)
+        start = text.find(FUNCTION)
         if start < 0:
             raise FormatError("Your answer has no function call.")
-        name, position = _name(text, start + len(_FUNCTION))
-        arguments: dict[str, object] = {}
-        while (position := _next(text, position)) < len(text) and text.startswith(_PARAMETER, position):
-            parameter, value_start = _name(text, position + len(_PARAMETER))
-            end = text.find(_PARAMETER_END, value_start)
-            if end < 0:
-                raise FormatError(f"The parameter {parameter[:80]!r} is not closed by {_PARAMETER_END}.")
-            arguments[parameter] = _value(parameter, text[value_start:end])
-            position = end + len(_PARAMETER_END)
-        if not text.startswith(_FUNCTION_END, position):
-            raise FormatError(f"The function call is not closed by {_FUNCTION_END}, or holds more than parameters.")
-        if text.find(_FUNCTION, position) >= 0:
+        name, arguments, end = read_function(text, start)
+        if text.find(FUNCTION, end) >= 0:
             raise FormatError("Your answer has several function calls; it must have one.")
         return (action_of(name, arguments),)
 
@@ -366,13 +360,54 @@ class XmlFormat(_OneAction):
             FormatError: there is not exactly one action, or a value contains the end of a parameter.
         """
         action = self._single(actions)
-        lines = [f"{_FUNCTION}{name_of(action)}>"]
-        for parameter, argument in arguments_of(action).items():
-            text = argument if isinstance(argument, str) else json.dumps(argument)
-            if _PARAMETER_END in text:
-                raise FormatError(f"the value of {parameter!r} contains {_PARAMETER_END}")
-            lines.append(f"{_PARAMETER}{parameter}>\n{text}\n{_PARAMETER_END}")
-        return Message("assistant", "\n".join([*lines, _FUNCTION_END]))
+        return Message("assistant", write_function(name_of(action), arguments_of(action)))
+
+
+def read_function(text: str, start: int) -> tuple[str, dict[str, object], int]:
+    """Parse a function call in SWE-smith's format.
+
+    Args:
+        text: a response.
+        start: the position of :data:`FUNCTION` in the text.
+
+    Returns:
+        The function's name, its arguments, and the position after the call.
+
+    Raises:
+        FormatError: the call is malformed.
+    """
+    name, position = _name(text, start + len(FUNCTION))
+    arguments: dict[str, object] = {}
+    while text.startswith(_PARAMETER, position := _next(text, position)):
+        parameter, value_start = _name(text, position + len(_PARAMETER))
+        end = text.find(_PARAMETER_END, value_start)
+        if end < 0:
+            raise FormatError(f"The parameter {parameter[:80]!r} is not closed by {_PARAMETER_END}.")
+        arguments[parameter] = _value(parameter, text[value_start:end])
+        position = end + len(_PARAMETER_END)
+    if not text.startswith(_FUNCTION_END, position):
+        raise FormatError(f"The function call is not closed by {_FUNCTION_END}, or holds more than parameters.")
+    return name, arguments, position + len(_FUNCTION_END)
+
+
+def write_function(name: str, arguments: Mapping[str, object]) -> str:
+    """Return a function call in SWE-smith's layout, which :func:`read_function` parses.
+
+    Args:
+        name: the function's name.
+        arguments: its arguments.
+
+    Raises:
+        FormatError: a value contains the closing tag of parameters, which the format cannot escape.
+    """
+    lines = [f"{FUNCTION}{name}>"]
+    for parameter, argument in arguments.items():
+        text = argument if isinstance(argument, str) else json.dumps(argument, ensure_ascii=False)
+        if _PARAMETER_END in text:
+            raise FormatError(f"the value of {parameter!r} contains {_PARAMETER_END}, which the format cannot escape")
+        on_own_lines = parameter in _OWN_LINES or text.startswith("\n") or text.endswith("\n")
+        lines.append(f"{_PARAMETER}{parameter}>" + (f"\n{text}\n" if on_own_lines else text) + _PARAMETER_END)
+    return "\n".join([*lines, _FUNCTION_END])
 
 
 def _name(text: str, start: int) -> tuple[str, int]:

@@ -15,15 +15,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from minisandbox.agents.actions import BASH, EDITOR, SUBMIT, FormatError
+from minisandbox.agents.formats import FUNCTION, read_function, write_function
 from minisandbox.errors import TrajectoryError
 from minisandbox.models import Message, ToolCall
 from minisandbox.models.dialect import NO_JSON
 from minisandbox.trajectories.example import Example
-
-_FUNCTION, _FUNCTION_END = "<function=", "</function>"
-_PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
-_SET_OFF = ("old_str", "new_str", "file_text")
-_NUMBERS = ("insert_line", "view_range")
 
 
 class CannotSay(TrajectoryError):
@@ -137,10 +134,13 @@ class XmlStyle:
         """
         text, calls, thoughts = message.content, [], []
         position = 0
-        while (start := text.find(_FUNCTION, position)) >= 0:
+        while (start := text.find(FUNCTION, position)) >= 0:
             thoughts.append(text[position:start])
-            call, position = _function(text, start)
-            calls.append(call)
+            try:
+                name, arguments, position = read_function(text, start)
+            except FormatError as error:
+                raise CannotSay(error.what) from None
+            calls.append(DecodedCall(name, arguments))
         if not calls:
             raise CannotSay("the answer has no function call")
         thoughts.append(text[position:])
@@ -152,56 +152,11 @@ class XmlStyle:
         Raises:
             CannotSay: a value contains the closing tag of parameters.
         """
-        functions = "\n".join(_written(call) for call in answer.calls)
-        return Message("assistant", f"{answer.thought}\n\n{functions}".strip())
-
-
-def _function(text: str, start: int) -> tuple[DecodedCall, int]:
-    """Parse one function call; return the call and the position after it."""
-    name, position = _name(text, start + len(_FUNCTION))
-    arguments: dict[str, object] = {}
-    while True:
-        while text[position : position + 1].isspace():
-            position += 1
-        if text.startswith(_FUNCTION_END, position):
-            return DecodedCall(name, arguments), position + len(_FUNCTION_END)
-        if not text.startswith(_PARAMETER, position):
-            raise CannotSay(f"the function {name[:80]!r} is not closed, or holds more than parameters")
-        key, begin = _name(text, position + len(_PARAMETER))
-        end = text.find(_PARAMETER_END, begin)
-        if end < 0:
-            raise CannotSay(f"the parameter {key[:80]!r} is not closed")
-        arguments[key] = _value(key, text[begin:end].removeprefix("\n").removesuffix("\n"))
-        position = end + len(_PARAMETER_END)
-
-
-def _name(text: str, start: int) -> tuple[str, int]:
-    end = text.find(">", start, start + 100)
-    if end < 0:
-        raise CannotSay(f"{text[start - 10 : start + 20]!r} has no name that ends in >")
-    return text[start:end], end + 1
-
-
-def _value(key: str, text: str) -> object:
-    if key in _NUMBERS:
         try:
-            return json.loads(text)
-        except (ValueError, RecursionError):
-            raise CannotSay(f"the parameter {key!r} is not a number or a list of numbers") from None
-    return text
-
-
-def _written(call: DecodedCall) -> str:
-    lines = [f"{_FUNCTION}{call.name}>"]
-    for key, value in call.arguments.items():
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        if _PARAMETER_END in text:
-            raise CannotSay(f"the value of {key!r} contains {_PARAMETER_END}, which the xml style cannot escape")
-        set_off = key in _SET_OFF or text.startswith("\n") or text.endswith("\n")
-        lines.append(
-            f"{_PARAMETER}{key}>\n{text}\n{_PARAMETER_END}" if set_off else f"{_PARAMETER}{key}>{text}{_PARAMETER_END}"
-        )
-    return "\n".join([*lines, _FUNCTION_END])
+            functions = "\n".join(write_function(call.name, call.arguments) for call in answer.calls)
+        except FormatError as error:
+            raise CannotSay(error.what) from None
+        return Message("assistant", f"{answer.thought}\n\n{functions}".strip())
 
 
 def style_of(messages: Sequence[Message]) -> str:
@@ -214,16 +169,13 @@ def style_of(messages: Sequence[Message]) -> str:
     if any(message.tool_calls for message in answers):
         return "tool"
     text = "\n".join(message.content for message in answers)
-    if _FUNCTION in text:
+    if FUNCTION in text:
         return "xml"
     if any(f"```{word}\n" in text for word in ("bash", "edit", "submit")):
         return "text"
     return "ticks" if "```" in text else ""
 
 
-BASH = "bash"
-EDITOR = "str_replace_editor"
-SUBMIT = "submit"
 _FENCE = re.compile(r"^```(\S*)[ \t]*$", re.MULTILINE)
 _OPTIONS = ("file_text", "view_range", "old_str", "new_str", "insert_line")
 """Options of SWE-agent's editor, in the order of its command line, where they follow the command and the path."""
