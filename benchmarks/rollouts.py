@@ -34,10 +34,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.scripted_model import SimulatedModel
+
 from minisandbox.agents import AgentLimits, BashAgent, ReplayAgent
 from minisandbox.grade import Verdict
 from minisandbox.images import Image, build
-from minisandbox.models import Request, ScriptedModel
+from minisandbox.models import Request
 from minisandbox.rollouts import Batch, Budgets, RunReader, Setup, Summary
 from minisandbox.sandbox.controller import shut_down
 from minisandbox.spec import LocalSource, PythonRecipe
@@ -375,7 +377,7 @@ def scripted(place: Path, what: dict[str, object]) -> dict[str, float]:
 
     spread = float(str(what.get("spread", 0.0)))
     # engines do not answer all in the same moment; the script's own tokeniser would hold the loop once for each
-    model = ScriptedModel(answer, latency=lambda _: latency * random.uniform(1 - spread, 1 + spread))
+    model = SimulatedModel(answer, latency=lambda _: latency * random.uniform(1 - spread, 1 + spread))
     workers = int(str(what["workers"]))
     setup = Setup(agent=BashAgent(), model=model, agent_limits=AgentLimits(steps=turns + 1))
     watched = Watched(model, int(str(what["flight"])))
@@ -413,7 +415,7 @@ class Watched:
         samples: requests in flight, every now and then.
     """
 
-    model: ScriptedModel | None = None
+    model: SimulatedModel | None = None
     flight: int = 0
     pause: float = 0.0
     own: float = 0.0

@@ -36,8 +36,9 @@ from minisandbox.errors import ContextExceeded, InvalidValue, ModelError
 from minisandbox.models.dialect import PROBE, answer_body, read_request, wants_tokens
 from minisandbox.models.http import SESSION_HEADER
 from minisandbox.models.protocol import Completion, Message, Request, Tokens, TokenUsage
-from minisandbox.models.scripted import FAULTS, Answerer, Fault, Reply, Script, ScriptedModel
+from minisandbox.models.scripted import Script
 from minisandbox.models.serving import LARGEST_REQUEST
+from tests.scripted_model import FAULTS, Fault, Scripted, SimulatedModel, fault_of, script_of
 
 _PATIENCE = 30.0
 _KEPT = 1000
@@ -45,8 +46,6 @@ _HUGE = 10 * 1024 * 1024
 _DRIP = 0.05  # seconds between two bytes
 
 Body = Mapping[str, object]
-Scripted = Answerer | Script | Sequence[object] | Mapping[str, Sequence[object]]
-"""The scripts that :class:`ScriptedModel` accepts."""
 
 
 def _probed(processed: bool) -> dict[str, object]:
@@ -105,8 +104,8 @@ class ScriptedServer:
         host: str = "127.0.0.1",
         port: int = 0,
     ) -> None:
-        self._answer: Answerer = script if callable(script) else Script.of(script)
-        self._model = ScriptedModel(self._reply, latency=latency, context=context)
+        self._answer = script_of(script)
+        self._model = SimulatedModel(self._reply, latency=latency, context=context)
         self._tokens = tokens
         self._processed = processed
         self._models = models
@@ -213,11 +212,12 @@ class ScriptedServer:
         completion = replace(completion, model=str(body.get("model", "")))
         return answer(answer_body(completion, tokens=self._tokens and wants_tokens(body), number=number))
 
-    def _reply(self, request: Request) -> Reply:
-        reply = Reply.of(self._answer(request))
-        if reply.fault is not None:
-            raise _ScriptedFault(reply.fault)
-        return reply
+    def _reply(self, request: Request) -> str | Message:
+        answer = self._answer(request)
+        fault = fault_of(answer)
+        if fault is not None:
+            raise _ScriptedFault(fault)
+        return answer
 
     async def wait_for_end(self) -> None:
         """Wait until the server stops."""

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 import pytest
 from tests.conformance.cases_models import CASES, NEEDS, Case
+from tests.scripted_model import SimulatedModel
 from tests.scripted_server import ScriptedServer
 
-from minisandbox.models import Model, OpenAIModel, ScriptedModel
+from minisandbox.models import Model, OpenAIModel
 
 pytestmark = pytest.mark.once
 DEADLINE = 120.0
@@ -35,7 +36,7 @@ class Implementation:
 
 @asynccontextmanager
 async def scripted(answers: Sequence[object]) -> AsyncIterator[Model]:
-    yield ScriptedModel(answers, context=CONTEXT)
+    yield SimulatedModel(answers, context=CONTEXT)
 
 
 @asynccontextmanager

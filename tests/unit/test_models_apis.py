@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import aiohttp
 import pytest
+from tests.scripted_model import SimulatedModel
 from tests.scripted_server import ScriptedServer
 from tests.unit.model_servers import run
 
@@ -23,7 +24,6 @@ from minisandbox.models.capture import CaptureProxy
 from minisandbox.models.engine import EngineServer
 from minisandbox.models.openai_responses import RESPONSES
 from minisandbox.models.protocol import ToolCall
-from minisandbox.models.scripted import ScriptedModel
 
 pytestmark = pytest.mark.once
 MISSING = [name for name in ("anthropic", "openai") if find_spec(name) is None]
@@ -48,7 +48,7 @@ TOOLS: Any = [
 
 @asynccontextmanager
 async def engine_server(script: Any, **options: Any) -> AsyncIterator[tuple[str, str]]:
-    async with EngineServer(ScriptedModel(script, **options), key="k") as server:
+    async with EngineServer(SimulatedModel(script, **options), key="k") as server:
         yield server.base_url, "k"
 
 
@@ -249,7 +249,7 @@ def test_cancelling_in_mid_stream(serve: Serve) -> None:
 @CLIENTS
 def test_a_cancelled_request_stops_the_sampling() -> None:
     async def body() -> None:
-        model = ScriptedModel(["one"], latency=60.0)
+        model = SimulatedModel(["one"], latency=60.0)
         async with EngineServer(model) as server:
             client = anthropic.AsyncAnthropic(base_url=server.base_url.removesuffix("/v1"), api_key="k", max_retries=0)
             asking = asyncio.create_task(ask(client))

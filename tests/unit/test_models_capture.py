@@ -18,6 +18,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from tests.scripted_model import Fault
 from tests.scripted_server import ScriptedServer
 
 from minisandbox.cli.model import write_rows
@@ -27,7 +28,6 @@ from minisandbox.models.capture import Access, CaptureProxy
 from minisandbox.models.capture.captured import CaptureSession
 from minisandbox.models.capture.proxy import _completions
 from minisandbox.models.http import SESSION_HEADER, clean
-from minisandbox.models.scripted import Fault
 from minisandbox.models.serving import has_key
 from minisandbox.redaction import REPEATS_KEY
 

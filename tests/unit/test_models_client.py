@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+from tests.scripted_model import ENDS_WITH, FAULTS, Fault
 from tests.scripted_server import ScriptedServer, serving
 from tests.unit.model_servers import ASK, KEY, LONG, answering, be_impatient, canned, opened, run
 
@@ -28,7 +29,6 @@ from minisandbox.models import (
     open_model,
 )
 from minisandbox.models.http import Failed
-from minisandbox.models.scripted import ENDS_WITH, FAULTS, Fault
 
 pytestmark = pytest.mark.once
 SHORT = Timeouts(connect=10.0, total=0.5)  # of tries that must run into it

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.scripted_model import decode_answer
 from tests.unit.training_tools import DATA, FLAG, MESSAGES, example, saved_tokenizer, trajectory
 
 from minisandbox.cli.main import main
 from minisandbox.errors import NotFound
-from minisandbox.models.scripted import decode_answer
 from minisandbox.rollouts import RunDirectory
 from minisandbox.trajectories import PatchRecord
 from minisandbox.trajectories.sources import read_examples

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.scripted_model import decode_answer
 from tests.unit.training_tools import DATA, MESSAGES, byte_row, example, saved_tokenizer
 
 from minisandbox.agents.actions import TOOLS
 from minisandbox.errors import InvalidValue, MissingExtra, TrajectoryError
 from minisandbox.models import Message
 from minisandbox.models.renderer import Conversations
-from minisandbox.models.scripted import decode_answer
 from minisandbox.trajectories.sources import read_examples
 from minisandbox.trajectories.styles import Converter
 from minisandbox.trajectories.tokenised import (

@@ -15,14 +15,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.scripted_model import ENDS_WITH, FAULTS, Fault, SimulatedModel
 from tests.scripted_server import ScriptedServer, serving
 
 from minisandbox.agents import AgentLimits, AgentOptions, BashAgent, Ending, Session
 from minisandbox.errors import BudgetExceeded, DiskFull, ModelRefused
 from minisandbox.grade import Verdict
 from minisandbox.images import Image
-from minisandbox.models import Budget, Completion, Meter, OpenAIModel, Prices, Request, ScriptedModel, Timeouts
-from minisandbox.models.scripted import ENDS_WITH, FAULTS, Fault
+from minisandbox.models import Budget, Completion, Meter, OpenAIModel, Prices, Request, Timeouts
 from minisandbox.rollouts import Batch, Budgets, RunReader, Setup, Summary, rollout_async, run_batch
 from minisandbox.sandbox import Sandbox
 from minisandbox.tasks import Task
@@ -40,7 +40,7 @@ def roll_out(task: Task, image: Image, setup: Setup) -> Trajectory:
 
 
 def scripted(answers: Sequence[object], limits: AgentLimits | None = None, **more: object) -> Setup:
-    model = ScriptedModel(answers, **more)  # type: ignore[arg-type] # its own options
+    model = SimulatedModel(answers, **more)  # type: ignore[arg-type] # its own options
     return Setup(agent=BashAgent(), model=model, agent_limits=limits or AgentLimits())
 
 
@@ -148,7 +148,7 @@ def test_one_request_that_is_refused_ends_no_batch_whose_others_are_answered(
         answered.set()
         return SUBMIT if len(request.messages) > 3 else LOOK
 
-    class Model(ScriptedModel):
+    class Model(SimulatedModel):
         async def complete(self, request: Request) -> Completion:
             if request.session.startswith("calc__bad"):
                 await answered.wait()
@@ -264,7 +264,7 @@ def test_a_cancelled_rollout_leaves_nothing_behind(smith: Task, smith_image: Ima
 @pytest.mark.slow
 def test_a_hundred_at_once(smith: Task, smith_image: Image, tmp_path: Path) -> None:
     # nothing to grade: a hundred gradings are not what this is about
-    model = ScriptedModel([LOOK, SUBMIT], latency=lambda request: 0.5 if len(request.messages) > 2 else 3.0)
+    model = SimulatedModel([LOOK, SUBMIT], latency=lambda request: 0.5 if len(request.messages) > 2 else 3.0)
     tasks = [replace(smith, instance_id=f"calc__{number}") for number in range(25)]
     setup = Setup(agent=BashAgent(AgentOptions(command_timeout=300.0)), model=model)
     found = run_batch(

@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.scripted_model import decode_answer
 
 from minisandbox.agents import AgentOptions, BashAgent, OracleAgent, ReplayAgent
 from minisandbox.cli.main import main
 from minisandbox.images import Image
 from minisandbox.models import ScriptedModel
-from minisandbox.models.scripted import decode_answer
 from minisandbox.rollouts import Setup, run_batch
 from minisandbox.tasks import Task
 
