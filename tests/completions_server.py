@@ -27,6 +27,7 @@ class CompletionsServer:
 
     Attributes:
         prompts: the prompts received so far, without those of text.
+        lists: the number of requests for the models; the first ``failing_lists`` of them fail.
         fail: returns a response to send instead of an answer, or None; called before each answer.
 
     Args:
@@ -44,6 +45,7 @@ class CompletionsServer:
         self.engine = tiny_engine()
         self.prompts: list[list[int]] = []
         self.bodies: list[Mapping[str, Any]] = []
+        self.lists = self.failing_lists = 0
         self.fail: Callable[[], web.Response | None] = lambda: None
 
     def app(self) -> web.Application:
@@ -51,10 +53,18 @@ class CompletionsServer:
         app = web.Application()
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/completions", self._complete)
+        app.router.add_post("/v1/chat/completions", self._chat)
         return app
 
     async def _models(self, _request: web.Request) -> web.Response:
+        self.lists += 1
+        if self.lists <= self.failing_lists:
+            return web.json_response({"error": {"message": "starting", "code": 503}}, status=503)
         return web.json_response({"object": "list", "data": [self.entry]})
+
+    async def _chat(self, _request: web.Request) -> web.Response:
+        choice = {"index": 0, "message": {"role": "assistant", "content": "word"}, "finish_reason": "stop"}
+        return web.json_response({"object": "chat.completion", "model": "tiny", "choices": [choice]})
 
     async def _complete(self, request: web.Request) -> web.Response:
         body = json.loads(await request.read())

@@ -189,11 +189,45 @@ def test_the_tokenizer_that_the_server_names_is_used(tmp_path: Path) -> None:
             model = open_model(ModelOptions("tiny", api_base=url))
             assert isinstance(model, ServedModel)
             assert model.name == "tiny"
+            assert await asyncio.to_thread(model.prompt_tokens, ASK) is None
             assert (await model.complete(ASK)).tokens
             assert server.prompts
+            assert server.lists == 1
             await model.close()
 
     run(body)
+
+
+def test_a_server_that_is_down_at_first_gets_token_ids_later(tmp_path: Path) -> None:
+    server = CompletionsServer(model={"root": str(saved_tokenizer(tmp_path))})
+    server.failing_lists = 1
+
+    async def body() -> None:
+        async with serving(server) as url:
+            model = open_model(ModelOptions("tiny", api_base=url))
+            assert [(await model.complete(ASK)).tokens is None for _ in range(3)] == [True, False, False]
+            await model.close()
+
+    run(body)
+    assert server.lists == 2
+
+
+def test_a_counted_prompt_is_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ask(policy: ServerPolicy) -> None:
+        texts: list[str] = []
+        render = policy.renderer.text
+        monkeypatch.setattr(policy.renderer, "text", lambda *args: texts.append(render(*args)) or texts[-1])
+        await policy.check(ASK.sampling)
+        texts.clear()
+        count = policy.prompt_tokens(ASK)
+        completion = await policy.complete(ASK)
+        assert completion.usage.prompt == count
+        assert len(texts) == 2, "the prompt, and the conversation with the response"
+        other = Request((*ASK.messages, completion.message, Message("user", "and now")), sampling=ASK.sampling)
+        assert policy.prompt_tokens(ASK) == count
+        assert (await policy.complete(other)).usage.prompt > count
+
+    with_server(CompletionsServer(), ask)
 
 
 def test_a_server_whose_tokenizer_is_elsewhere_gets_text(caplog: pytest.LogCaptureFixture) -> None:

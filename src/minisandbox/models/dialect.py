@@ -8,6 +8,7 @@ import re
 from array import array
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Literal, get_args
 
 from minisandbox.errors import BadAnswer, InvalidValue, ModelRefused
@@ -54,7 +55,7 @@ async def is_processed(sample: Callable[[Sampling], Awaitable[Tokens | None]], k
 
     SGLang's log-probabilities include the temperature, but not ``top_k``. So for ``scaled``, a second test samples at
     temperature 0.01. Log-probabilities that include the temperature are then nearly 0, while those of the raw model
-    are the same as at temperature 0.
+    are about the same as at temperature 0.
 
     Args:
         sample: samples a response to a fixed prompt with the given options, and returns its tokens.
@@ -63,15 +64,14 @@ async def is_processed(sample: Callable[[Sampling], Awaitable[Tokens | None]], k
     tokens = await sample(Sampling(top_k=1, max_tokens=4))
     if tokens is None or min(tokens.logprobs) > -1e-4:
         return True
-    greedy, cold = (
-        await sample(Sampling(temperature=0, max_tokens=8)),
-        await sample(Sampling(temperature=0.01, max_tokens=8)),
-    )
-    if kind == "truncated" or greedy is None or cold is None:
+    if kind == "truncated":
         return False
-    pairs = list(zip(greedy.sampled, cold.sampled, strict=False))
-    count = next((index for index, (token, other) in enumerate(pairs) if token != other), len(pairs))
-    return sum(cold.logprobs[:count]) > sum(greedy.logprobs[:count]) / 2
+    greedy = await sample(Sampling(temperature=0, max_tokens=8))
+    cold = await sample(Sampling(temperature=0.01, max_tokens=8))
+    if greedy is None or cold is None:
+        return False
+    # Compare means: where two tokens are equally likely, the responses continue differently.
+    return fmean(cold.logprobs) > fmean(greedy.logprobs) / 2
 
 
 # Set these fields explicitly: engines have their own defaults (vLLM reads the model's generation_config.json), which

@@ -11,6 +11,9 @@ from minisandbox.errors import ContextExceeded
 from minisandbox.models.protocol import Completion, QueueTime, Request, Sample, Sampling, TokenUsage
 from minisandbox.models.renderer import Renderer
 
+_MAX_COUNTED = 64
+"""Maximum prompts to keep that were counted and not yet sent."""
+
 
 class Policy(ABC):
     """A :class:`.Model` that reads and samples token ids, so that sampled ids are never tokenized again.
@@ -23,6 +26,7 @@ class Policy(ABC):
 
     def __init__(self, renderer: Renderer) -> None:
         self.renderer = renderer
+        self._counted: dict[str, tuple[object, array[int]]] = {}
 
     @property
     @abstractmethod
@@ -52,12 +56,20 @@ class Policy(ABC):
         """Release connections and threads; further calls do nothing."""
 
     def prompt_tokens(self, request: Request) -> int:
-        """Return the number of tokens of a request's prompt.
+        """Return the number of tokens of a request's prompt. The prompt is kept for :meth:`complete`.
 
         Raises:
             ModelRefused: the chat template rejects the messages.
         """
-        return len(self.renderer.prompt(request))
+        prompt = self.renderer.prompt(request)
+        self._counted[request.session] = (request.messages, request.tools), prompt
+        if len(self._counted) > _MAX_COUNTED:  # requests that were counted, but not sent
+            del self._counted[next(iter(self._counted))]
+        return len(prompt)
+
+    def _prompt(self, request: Request) -> array[int]:
+        conversation, prompt = self._counted.pop(request.session, (None, array("i")))
+        return prompt if conversation == (request.messages, request.tools) else self.renderer.prompt(request)
 
     async def complete(self, request: Request) -> Completion:
         """Complete a conversation (:meth:`.Model.complete`).
@@ -66,7 +78,7 @@ class Policy(ABC):
             ModelRefused: the chat template rejects the messages.
         """
         began = time.monotonic()
-        prompt = await asyncio.to_thread(self.renderer.prompt, request)
+        prompt = await asyncio.to_thread(self._prompt, request)
         sample = await self.generate(prompt, request.sampling, session=request.session, queue=request.queue)
         tokens = sample.tokens
         message = await asyncio.to_thread(self.renderer.response, request, tokens)

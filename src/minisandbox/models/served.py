@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 from array import array
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -74,8 +75,12 @@ class ServerPolicy(Policy):
         """Close the client."""
         await self.client.close()
 
-    async def check(self, sampling: Sampling) -> None:
+    async def check(self, sampling: Sampling, models: list[dict[str, object]] | None = None) -> None:
         """Check the server, once per kind of sampling and connection.
+
+        Args:
+            sampling: the sampling options of requests.
+            models: the server's list of models; None to request it.
 
         Raises:
             ModelRefused: the server has another model or tokenizer, a smaller context, or raw log-probabilities.
@@ -83,7 +88,7 @@ class ServerPolicy(Policy):
         async with self._checking:
             disconnects, kind = self.client.disconnects, distribution_of(sampling)
             if ("model", disconnects) not in self._checked:
-                self._read_models(await self.client.models())
+                self._read_models(await self.client.models() if models is None else models)
                 await self._check_tokenizer()
             if (kind, disconnects) not in self._checked and kind != "model":
                 await self._check_logprobs(kind)
@@ -163,6 +168,7 @@ class ServedModel:
         self._policy: ServerPolicy | None = None
         self._opening = asyncio.Lock()
         self._opened = False
+        self._empty_lists = 0
 
     @property
     def name(self) -> str:
@@ -185,7 +191,10 @@ class ServedModel:
             or constraint_in(request.sampling.extra)
             or (request.tools and not policy.renderer.reads_calls)
         ):
-            return await self._client.complete(request)
+            completion = await self._client.complete(request)
+            if self._empty_lists == 1:  # the server may have been down before: ask for its models once more
+                self._empty_lists, self._opened = 2, False
+            return completion
         return await policy.complete(request)
 
     async def close(self) -> None:
@@ -194,10 +203,12 @@ class ServedModel:
 
     async def _open(self, sampling: Sampling) -> ServerPolicy | None:
         """Return the policy, or None if the server must tokenize messages; log the reason once."""
+        models = None if self._tokenizer else await self._client.models()
+        self._empty_lists += models == []
         try:
-            renderer = await asyncio.to_thread(Renderer.load, self._tokenizer or await self._local_tokenizer())
+            renderer = await asyncio.to_thread(Renderer.load, self._tokenizer or self._local_tokenizer(models or ()))
             policy = ServerPolicy(self._client, renderer)
-            await policy.check(sampling)
+            await policy.check(sampling, models)
         except (InvalidValue, MissingExtra, ModelRefused) as error:
             if self._tokenizer:
                 raise
@@ -211,7 +222,7 @@ class ServedModel:
             _LOG.warning("the chat template of %s changes earlier turns, so each turn becomes a row", self.name)
         return policy
 
-    async def _local_tokenizer(self) -> str:
+    def _local_tokenizer(self, models: Iterable[Mapping[str, object]]) -> str:
         """Return the model's directory or name, as the server reports it, if this machine has its tokenizer.
 
         Raises:
@@ -220,7 +231,7 @@ class ServedModel:
         """
         if find_spec("transformers") is None:
             raise MissingExtra("the package transformers is not installed")
-        for model in await self._client.models():
+        for model in models:
             root = model.get("root") or model["id"]
             if self._client.name in (model["id"], root) and isinstance(root, str) and _is_local(root):
                 return root
