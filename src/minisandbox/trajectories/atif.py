@@ -23,6 +23,7 @@ from minisandbox.models import Message, Role, TokenRow, Tokens, ToolCall
 from minisandbox.models.graph import TokenGraph
 from minisandbox.trajectories.codec import from_json, to_json
 from minisandbox.trajectories.example import Example
+from minisandbox.trajectories.published import as_list, as_object, read_json
 from minisandbox.trajectories.styles import style_of
 from minisandbox.trajectories.trajectory import StepRecord, Trajectory, TurnRecord
 
@@ -275,12 +276,14 @@ def read_atif(path: Path, *, style: str = "") -> Iterator[Example]:
     for file in files:
         trial, step = _trial_of(file)
         patch = file.with_name(PATCH)
-        example = replace(
-            _example(_read(file), _facts_of(trial, step), location=str(file), name=trial.name, step=step),
+        body = as_object(read_json(file))
+        example = _example(body, _facts_of(trial, step), location=str(file), name=trial.name, step=step)
+        yield replace(
+            example,
             submission=patch.read_bytes() if patch.is_file() else None,
             source=path.resolve().name,
+            style=style or example.style,
         )
-        yield replace(example, style=style) if style else example
 
 
 def _trial_of(file: Path) -> tuple[Path, str]:
@@ -294,18 +297,18 @@ def _trial_of(file: Path) -> tuple[Path, str]:
 
 def _facts_of(trial: Path, step: str) -> _Facts:
     """Return the task and outcome from Harbor's ``result.json``. Rewards without an exception mean ``submitted``."""
-    result = _read(trial / "result.json") if (trial / "result.json").is_file() else {}
-    outcomes = {str(entry.get("step_name")): entry for entry in map(_object, _list(result.get("step_results")))}
+    result = as_object(read_json(trial / "result.json")) if (trial / "result.json").is_file() else {}
+    outcomes = {str(entry.get("step_name")): entry for entry in map(as_object, as_list(result.get("step_results")))}
     outcome = outcomes.get(step, {}) if step else result
-    rewards = _object(_object(outcome.get("verifier_result")).get("rewards"))
-    exception = _object(outcome.get("exception_info")).get("exception_type")
+    rewards = as_object(as_object(outcome.get("verifier_result")).get("rewards"))
+    exception = as_object(outcome.get("exception_info")).get("exception_type")
     status = str(exception) if exception else "submitted" if rewards else None
     return _Facts(str(result.get("task_name") or trial.name), 0, status, _reward(rewards, outcome), (), "")
 
 
 def _reward(rewards: Json, outcome: Json) -> float | None:
     """Return the verifier's reward, or None if it is ambiguous or Harbor marks it invalid, as after a rate limit."""
-    policy = _object(_object(outcome.get("exception_info")).get("policy"))
+    policy = as_object(as_object(outcome.get("exception_info")).get("policy"))
     if outcome.get("reward_valid") is False or policy.get("has_valid_reward") is False:
         return None
     value = rewards.get("reward", next(iter(rewards.values())) if len(rewards) == 1 else None)
@@ -322,8 +325,8 @@ def _example(body: Json, facts: _Facts, *, location: str, name: str, step: str) 
         rows = _rows([entry for entry in parsed if _is_sampled(entry)])
     except (InvalidValue, OverflowError) as error:
         raise TrajectoryError(f"{location} is damaged", reason=f"{type(error).__name__}: {error}") from error
-    agent = _object(body.get("agent"))
-    ours = _object(body.get("extra")).get(_OURS)
+    agent = as_object(body.get("agent"))
+    ours = as_object(body.get("extra")).get(_OURS)
     facts = facts if ours is None else from_json(_Facts, ours, location=f"{location}: extra.{_OURS}")
     traj_id = str(body.get("trajectory_id") or body.get("session_id") or name)
     return Example(
@@ -332,7 +335,7 @@ def _example(body: Json, facts: _Facts, *, location: str, name: str, step: str) 
         messages=messages,
         attempt=facts.attempt,
         style=facts.style or style_of(messages),
-        tools=tuple(map(_object, _list(agent.get("tool_definitions")))),
+        tools=tuple(map(as_object, as_list(agent.get("tool_definitions")))),
         reward=facts.reward,
         exit_status=facts.exit_status,
         flags=facts.flags,
@@ -348,7 +351,7 @@ def _parsed(steps: list[object], location: str) -> list[atif.Step]:
     model = _models().Step
     try:
         return [
-            model.model_validate({**_object(step), "step_id": n}, extra="ignore") for n, step in enumerate(steps, 1)
+            model.model_validate({**as_object(step), "step_id": n}, extra="ignore") for n, step in enumerate(steps, 1)
         ]
     except ValueError as error:  # includes pydantic's ValidationError
         raise TrajectoryError(f"{location} is damaged", reason=" ".join(str(error).split())) from error
@@ -414,20 +417,3 @@ def _text(content: str | list[atif.ContentPart] | None) -> str:
 def _count(step: atif.Step) -> int:
     metrics = step.metrics
     return 0 if metrics is None else (metrics.prompt_tokens or 0) + (metrics.completion_tokens or 0)
-
-
-def _object(value: object) -> Json:
-    return value if isinstance(value, dict) else {}
-
-
-def _list(value: object) -> list[object]:
-    return value if isinstance(value, list) else []
-
-
-def _read(file: Path) -> Json:
-    try:
-        return _object(json.loads(file.read_bytes().decode("utf-8", "replace")))
-    except OSError as error:
-        raise TrajectoryError(f"{file} cannot be read", reason=error.strerror or str(error)) from error
-    except (ValueError, RecursionError) as error:
-        raise TrajectoryError(f"{file} is not JSON", reason=f"it may be damaged: {error}") from error

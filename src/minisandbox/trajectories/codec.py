@@ -8,15 +8,15 @@ unions of these, JSON objects, and token rows. Bytes are stored as UTF-8 text, i
 from __future__ import annotations
 
 import base64
-import collections.abc
 import dataclasses
 import enum
+import functools
 import re
-import sys
 import types
 import typing
 import zlib
 from array import array
+from collections.abc import Mapping
 from typing import TypeVar
 
 from minisandbox.errors import TrajectoryError
@@ -45,7 +45,7 @@ def to_json(value: object) -> object:
             plain = [to_json(item) for item in value]
         case TokenRow():
             plain = row_to_json(value)
-        case collections.abc.Mapping():
+        case Mapping():
             plain = {str(name): to_json(item) for name, item in value.items()}
         case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
             plain = {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
@@ -70,84 +70,71 @@ def from_json(kind: type[T], value: object, *, location: str) -> T:
 
 def _decode(kind: object, value: object, location: str) -> object:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    composed = {
-        typing.Union: _decode_union, types.UnionType: _decode_union, tuple: _decode_tuple,
-        typing.Literal: _decode_literal,
-    }.get(origin)  # fmt: skip
-    if composed is not None:
-        return composed(arguments, value, location)
+    if origin in (typing.Union, types.UnionType):
+        return _decode_union(arguments, value, location)
+    if origin is tuple:
+        return _decode_tuple(arguments, value, location)
+    if origin is typing.Literal and value not in arguments:
+        raise TrajectoryError(f"{location} is {value!r}", reason=f"allowed: {', '.join(map(str, arguments))}")
+    if origin is typing.Literal or (origin is Mapping and isinstance(value, dict)):
+        return value
     if kind is TokenRow:
         return row_from_json(value, location)
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        return _decode_dataclass(kind, value, location)
+    if dataclasses.is_dataclass(kind):
+        return _decode_dataclass(typing.cast("type", kind), value, location)
     return _decode_plain(kind, value, location)
 
 
 def _decode_plain(kind: object, value: object, location: str) -> object:
-    if typing.get_origin(kind) is collections.abc.Mapping and isinstance(value, dict):
-        return value
-    if kind is types.NoneType and value is None:
-        return None
-    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+    if kind is float and type(value) in (int, float):
+        return float(typing.cast("float", value))
     if kind is bytes and isinstance(value, str):
-        return _encoded(value, location)
+        try:
+            return value.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:
+            raise TrajectoryError(f"{location} has unpaired surrogates, which encode no byte") from None
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         try:
             return kind(value)
         except ValueError:
             raise TrajectoryError(f"{location} is {value!r}", reason=f"{kind.__name__} has no such value") from None
-    if kind in {str, int, bool} and type(value) is kind:
+    if kind in {str, int, bool, types.NoneType} and type(value) is kind:
         return value
     raise TrajectoryError(f"{location} is of type {type(value).__name__}, not {getattr(kind, '__name__', kind)}")
 
 
-def _decode_literal(choices: tuple[object, ...], value: object, location: str) -> object:
-    if value in choices:
-        return value
-    raise TrajectoryError(f"{location} is {value!r}", reason=f"allowed: {', '.join(map(str, choices))}")
-
-
-def _encoded(text: str, location: str) -> bytes:
-    try:
-        return text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:
-        raise TrajectoryError(f"{location} has unpaired surrogates, which encode no byte") from None
-
-
 def _decode_union(choices: tuple[object, ...], value: object, location: str) -> object:
-    problem: TrajectoryError | None = None
-    for choice in choices:
+    """Decode a value as the first type that fits, or raise the error of the last type other than None."""
+    if value is None and types.NoneType in choices:
+        return None
+    *choices_before, last_choice = (choice for choice in choices if choice is not types.NoneType)
+    for choice in choices_before:
         try:
             return _decode(choice, value, location)
-        except TrajectoryError as error:
-            problem = error if problem is None or choice is not types.NoneType else problem
-    assert problem is not None
-    raise problem
+        except TrajectoryError:
+            continue
+    return _decode(last_choice, value, location)
 
 
 def _decode_tuple(arguments: tuple[object, ...], value: object, location: str) -> tuple[object, ...]:
     if not isinstance(value, list):
         raise TrajectoryError(f"{location} is of type {type(value).__name__}, not list")
-    if len(arguments) == 2 and arguments[1] is Ellipsis:
-        return tuple(_decode(arguments[0], item, f"{location}[{n}]") for n, item in enumerate(value))
-    if len(arguments) != len(value):
-        raise TrajectoryError(f"{location} has {len(value)} entries, not {len(arguments)}")
-    return tuple(
-        _decode(kind, item, f"{location}[{n}]") for n, (kind, item) in enumerate(zip(arguments, value, strict=True))
-    )
+    kinds = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
+    if len(kinds) != len(value):
+        raise TrajectoryError(f"{location} has {len(value)} entries, not {len(kinds)}")
+    return tuple(_decode(kinds[index], item, f"{location}[{index}]") for index, item in enumerate(value))
+
+
+_hints = functools.cache(typing.get_type_hints)
 
 
 def _decode_dataclass(kind: type, value: object, location: str) -> object:
     if not isinstance(value, dict):
         raise TrajectoryError(f"{location} is of type {type(value).__name__}, not object")
-    hints = typing.get_type_hints(kind)
-    fields = {field.name: field for field in dataclasses.fields(kind)}
-    unknown = sorted(set(value) - set(fields))
-    if unknown:
+    hints = _hints(kind)
+    if unknown := sorted(value.keys() - hints.keys()):
         raise TrajectoryError(f"{location} has the unknown field {unknown[0]!r}")
-    missing = [name for name in fields if name not in value]
-    if missing:
+    if missing := [name for name in hints if name not in value]:
         raise TrajectoryError(f"{location} lacks the field {missing[0]!r}")
     return kind(**{name: _decode(hints[name], item, f"{location}.{name}") for name, item in value.items()})
 
@@ -155,27 +142,32 @@ def _decode_dataclass(kind: type, value: object, location: str) -> object:
 _LARGEST = 1 << 30
 
 
-def row_to_json(row: TokenRow) -> dict[str, object]:
-    """Convert a token row to compact JSON.
+@dataclasses.dataclass(frozen=True, slots=True)
+class _StoredRow:
+    """A token row in its file format.
 
-    Token ids and log-probabilities are little-endian arrays (32-bit integers, 64-bit floats), compressed by zlib and
-    encoded in base64. ``loss`` is a list of half-open spans ``[start, end]`` of the tokens that carry loss, and
-    ``versions`` a list of runs ``[version, count]``.
-
-    Args:
-        row: the row.
+    Attributes:
+        turns: the row's turns.
+        length: the number of tokens.
+        ids: the token ids, as compressed 32-bit integers in base64.
+        logprobs: the log-probabilities, as compressed 64-bit floats in base64.
+        loss: half-open spans ``[start, end]`` of the tokens that carry loss.
+        versions: runs ``[version, count]`` of policy versions.
     """
-    return {
-        "turns": list(row.turns),
-        "length": len(row.ids),
-        "ids": _packed(row.ids),
-        "logprobs": _packed(row.logprobs),
-        "loss": [[span.start(), span.end()] for span in re.finditer(rb"\x01+", row.mask)],
-        "versions": [list(run) for run in row.versions],
-    }
+
+    turns: tuple[int, ...]
+    length: int
+    ids: str
+    logprobs: str
+    loss: tuple[tuple[int, int], ...]
+    versions: tuple[tuple[int, int], ...]
 
 
-_KEYS = {"turns", "length", "ids", "logprobs", "loss", "versions"}
+def row_to_json(row: TokenRow) -> object:
+    """Convert a token row to compact JSON, with the fields of :class:`_StoredRow`."""
+    spans = tuple(span.span() for span in re.finditer(rb"\x01+", row.mask))
+    stored_row = _StoredRow(row.turns, len(row.ids), _packed(row.ids), _packed(row.logprobs), spans, row.versions)
+    return to_json(stored_row)
 
 
 def row_from_json(value: object, location: str) -> TokenRow:
@@ -188,58 +180,35 @@ def row_from_json(value: object, location: str) -> TokenRow:
     Raises:
         TrajectoryError: the data is damaged.
     """
-    if not isinstance(value, dict) or set(value) != _KEYS:
-        has = ", ".join(sorted(map(str, value))) if isinstance(value, dict) else type(value).__name__
-        raise TrajectoryError(
-            f"{location} is not a row of tokens",
-            reason=f"it must have {', '.join(sorted(_KEYS))}, and has {has or 'nothing'}",
-            hint="the file is damaged, or another program wrote it: export the run again",
-        )
-    turns, length, loss = value["turns"], value["length"], value["loss"]
-    versions = from_json(tuple[tuple[int, int], ...], value["versions"], location=f"{location}.versions")
-    if not isinstance(turns, list) or not all(type(turn) is int for turn in turns):
-        raise TrajectoryError(f"{location}.turns is not a list of turn indices")
-    ids: array[int] = array("i", _unpacked(value["ids"], 4, f"{location}.ids"))
-    logprobs: array[float] = array("d", _unpacked(value["logprobs"], 8, f"{location}.logprobs"))
-    if sys.byteorder == "big":
-        ids.byteswap()
-        logprobs.byteswap()
-    if not len(ids) == len(logprobs) == length:
-        raise TrajectoryError(f"{location} has {len(ids)} ids and {len(logprobs)} log-probabilities, not {length}")
-    if versions and (min(count for _, count in versions) < 1 or sum(count for _, count in versions) != length):
-        raise TrajectoryError(f"{location}.versions are not of {length} tokens")
-    return TokenRow(ids, logprobs, _mask(loss, length, f"{location}.loss"), tuple(turns), versions)
+    row = from_json(_StoredRow, value, location=location)
+    ids: array[int] = _unpacked("i", row.ids, f"{location}.ids")
+    logprobs: array[float] = _unpacked("d", row.logprobs, f"{location}.logprobs")
+    if not len(ids) == len(logprobs) == row.length:
+        raise TrajectoryError(f"{location} has {len(ids)} ids and {len(logprobs)} log-probabilities, not {row.length}")
+    counts = [count for _, count in row.versions]
+    if counts and (min(counts) < 1 or sum(counts) != row.length):
+        raise TrajectoryError(f"{location}.versions are not of {row.length} tokens")
+    mask, previous_end = bytearray(row.length), 0
+    for start, end in row.loss:
+        if not previous_end <= start < end <= row.length:
+            reason = f"the row has {row.length} tokens"
+            raise TrajectoryError(f"{location}.loss has the invalid span {[start, end]}", reason=reason)
+        mask[start:end] = b"\x01" * (end - start)
+        previous_end = end
+    return TokenRow(ids, logprobs, bytes(mask), row.turns, row.versions)
 
 
 def _packed(numbers: array[int] | array[float]) -> str:
-    if sys.byteorder == "big":
-        numbers = numbers[:]
-        numbers.byteswap()
+    """Compress an array. Its bytes are little-endian, like all machines that MiniSandbox supports."""
     return base64.b64encode(zlib.compress(numbers.tobytes())).decode("ascii")
 
 
-def _unpacked(text: object, size: int, location: str) -> bytes:
+def _unpacked(typecode: str, text: str, location: str) -> array[typing.Any]:
     try:
-        if not isinstance(text, str):
-            raise TypeError(f"of type {type(text).__name__}")
         inflater = zlib.decompressobj()
         data = inflater.decompress(base64.b64decode(text, validate=True), _LARGEST)
-        if not inflater.eof or len(data) % size:
+        if not inflater.eof:
             raise ValueError("truncated")
-    except (ValueError, TypeError, zlib.error) as error:
+        return array(typecode, data)
+    except (ValueError, zlib.error) as error:
         raise TrajectoryError(f"{location} cannot be read", reason=f"it is damaged: {error}") from error
-    return data
-
-
-def _mask(loss: object, length: int, location: str) -> bytes:
-    mask = bytearray(length)
-    spans = loss if isinstance(loss, list) else [None]
-    end = 0
-    for span in spans:
-        if not (isinstance(span, list) and len(span) == 2 and all(type(position) is int for position in span)):
-            raise TrajectoryError(f"{location} is not a list of spans [start, end]")
-        if not end <= span[0] < span[1] <= length:
-            raise TrajectoryError(f"{location} has the invalid span {span}", reason=f"the row has {length} tokens")
-        mask[span[0] : span[1]] = b"\x01" * (span[1] - span[0])
-        end = span[1]
-    return bytes(mask)

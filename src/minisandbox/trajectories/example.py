@@ -8,11 +8,10 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from minisandbox.errors import TrajectoryError
 from minisandbox.grade import Flag
 from minisandbox.models import Message, TokenRow
 from minisandbox.trajectories.codec import from_json, to_json
-from minisandbox.trajectories.migration import upgrade_rows
+from minisandbox.trajectories.migration import pop_version, upgrade_rows
 from minisandbox.trajectories.trajectory import Trajectory
 
 VERSION = 2
@@ -98,15 +97,7 @@ class Example:
             TrajectoryError: the object is not an example, has a newer version, or is damaged.
         """
         body = dict(values)
-        version = body.pop("version", None)
-        if body.pop("format", None) != FORMAT or type(version) is not int or version < 1:
-            raise TrajectoryError(f"{location} is not an example", hint=f'an example has "format": "{FORMAT}"')
-        if version > VERSION:
-            raise TrajectoryError(
-                f"{location} has version {version}; this MiniSandbox reads up to {VERSION}",
-                reason="a newer MiniSandbox wrote it",
-                hint="update MiniSandbox",
-            )
+        version = pop_version(body, VERSION, noun="an example", file_format=FORMAT, location=location)
         if version == 1:
             upgrade_rows(body)
         return from_json(cls, body, location=location)

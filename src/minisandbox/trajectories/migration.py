@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from minisandbox.errors import TrajectoryError
 from minisandbox.grade import Reason
 
 _SINCE: Mapping[int, Mapping[str, Mapping[str, object]]] = {
@@ -20,6 +21,33 @@ _SINCE: Mapping[int, Mapping[str, Mapping[str, object]]] = {
     },
 }
 """The fields that each version added, by the object that contains them ("" is the root), with default values."""
+
+
+def pop_version(body: dict[str, object], latest: int, *, noun: str, file_format: str, location: str) -> int:
+    """Check and remove an object's format and version; return the version.
+
+    Args:
+        body: the decoded object.
+        latest: the newest version that can be read.
+        noun: the object's name in error messages, with its article.
+        file_format: the required format.
+        location: where the object is, for error messages.
+
+    Raises:
+        TrajectoryError: the object has another format, an invalid version, or a newer version.
+    """
+    version = body.pop("version", None)
+    if body.pop("format", None) != file_format:
+        raise TrajectoryError(f"{location} is not {noun}", hint=f'{noun} has "format": "{file_format}"')
+    if type(version) is not int or version < 1:
+        raise TrajectoryError(f"{location} has the version {version!r}", reason="it is damaged")
+    if version > latest:
+        raise TrajectoryError(
+            f"{location} has version {version}; this MiniSandbox reads up to {latest}",
+            reason="a newer MiniSandbox wrote it",
+            hint="update MiniSandbox",
+        )
+    return version
 
 
 def upgrade(body: dict[str, object], version: int) -> None:

@@ -6,10 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from minisandbox.models import Message
 from minisandbox.trajectories.example import Example
-from minisandbox.trajectories.published import digest_of, messages_of, reward_of
+from minisandbox.trajectories.published import Json, as_list, as_object, as_text, digest_of, messages_of, reward_of
 from minisandbox.trajectories.styles import style_of
-
-Json = Mapping[str, object]
 
 _TOOL: Json = {
     "type": "function",
@@ -45,11 +43,11 @@ def example_of_mini(body: Json, *, location: str, source: str, name: str = "", s
     Raises:
         TrajectoryError: a message cannot be read.
     """
-    info = _object(body.get("info"))
+    info = as_object(body.get("info"))
     messages = _messages(body, info, location)
-    instance_id = _string(body.get("instance_id")) or name
+    instance_id = as_text(body.get("instance_id")) or name
     traj_id = f"{instance_id}.{digest_of(messages)}"
-    status = _string(info.get("exit_status"))
+    status = as_text(info.get("exit_status"))
     patch = info.get("submission")
     return Example(
         traj_id=traj_id,
@@ -60,7 +58,7 @@ def example_of_mini(body: Json, *, location: str, source: str, name: str = "", s
         submission=patch.encode("utf-8", "surrogatepass") if isinstance(patch, str) else None,
         reward=reward_of(body),
         exit_status="submitted" if status == "Submitted" else status or None,
-        model=_string(_object(_object(info.get("config")).get("model")).get("model_name")),
+        model=as_text(as_object(as_object(info.get("config")).get("model")).get("model_name")),
         agent="mini-swe-agent",
         source=source,
     )
@@ -86,13 +84,13 @@ def _chat(item: Json) -> Json:
 
 
 def _answer(response: Json) -> Json:
-    items = [item for item in _list(response.get("output")) if isinstance(item, Mapping)]
+    items = [item for item in as_list(response.get("output")) if isinstance(item, Mapping)]
     contents = [_content(item.get("content")) for item in items if item.get("type") == "message"]
     thoughts = [
         part.get("text")
         for item in items
         if item.get("type") == "reasoning"
-        for part in (*_list(item.get("summary")), *_list(item.get("content")))
+        for part in (*as_list(item.get("summary")), *as_list(item.get("content")))
         if isinstance(part, Mapping)
     ]
     calls = [
@@ -102,7 +100,7 @@ def _answer(response: Json) -> Json:
     ]
     return {
         "role": "assistant",
-        "content": [part for text in contents for part in _list(text)],
+        "content": [part for text in contents for part in as_list(text)],
         "reasoning": "\n\n".join(thought for thought in thoughts if isinstance(thought, str)),
         "tool_calls": calls,
     }
@@ -117,15 +115,3 @@ def _parts(content: list[object]) -> Iterator[object]:
     for part in content:
         named = isinstance(part, Mapping) and part.get("type") in ("input_text", "output_text")
         yield {**part, "type": "text"} if named and isinstance(part, Mapping) else part
-
-
-def _list(value: object) -> list[object]:
-    return value if isinstance(value, list) else []
-
-
-def _object(value: object) -> Json:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _string(value: object) -> str:
-    return value if isinstance(value, str) else ""

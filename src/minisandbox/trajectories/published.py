@@ -1,4 +1,4 @@
-"""Read rows of published trajectory data sets, in SWE-smith's layout or a subset of its columns.
+"""Read rows of published trajectory data sets, in SWE-smith's layout or a subset of its columns, and foreign JSON.
 
 The columns are those of SWE-bench/SWE-smith-trajectories: ``messages`` (a list, or JSON text), ``instance_id``,
 ``resolved``, ``model``, ``traj_id``, ``patch``. Only ``messages`` is required.
@@ -9,11 +9,43 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from pathlib import Path
 
 from minisandbox.errors import InvalidValue, TrajectoryError
 from minisandbox.models import Message
 from minisandbox.trajectories.example import FORMAT, Example
 from minisandbox.trajectories.styles import style_of
+
+Json = Mapping[str, object]
+
+
+def as_object(value: object) -> dict[str, object]:
+    """Return a decoded JSON object, or an empty object instead of any other value."""
+    return value if isinstance(value, dict) else {}
+
+
+def as_list(value: object) -> list[object]:
+    """Return a decoded JSON list, or an empty list instead of any other value."""
+    return value if isinstance(value, list) else []
+
+
+def as_text(value: object) -> str:
+    """Return a string, or "" instead of any other value."""
+    return value if isinstance(value, str) else ""
+
+
+def read_json(file: Path) -> object:
+    """Return the JSON of another program's file, in which invalid UTF-8 is replaced.
+
+    Raises:
+        TrajectoryError: the file cannot be read, or is not JSON.
+    """
+    try:
+        return json.loads(file.read_bytes().decode("utf-8", "replace"))
+    except OSError as error:
+        raise TrajectoryError(f"{file} cannot be read", reason=error.strerror or str(error)) from error
+    except (ValueError, RecursionError) as error:
+        raise TrajectoryError(f"{file} is not JSON", reason=f"it may be damaged: {error}") from error
 
 
 def example_of_row(values: Mapping[str, object], *, location: str, source: str, style: str = "") -> Example:

@@ -15,7 +15,7 @@ from pathlib import Path
 from minisandbox.errors import TrajectoryError
 from minisandbox.trajectories.example import Example
 from minisandbox.trajectories.mini_swe_agent import example_of_mini, is_mini
-from minisandbox.trajectories.published import messages_of, reward_of
+from minisandbox.trajectories.published import Json, as_object, as_text, messages_of, read_json, reward_of
 from minisandbox.trajectories.styles import style_of
 
 _ENDINGS = (".traj", ".traj.json")
@@ -53,8 +53,7 @@ def read_traj_files(
 def _example(file: Path, run: Path, evaluation: Path | None, numbered: bool, style: str) -> Example:
     body = _object(file)
     name = file.name.removesuffix(".json").removesuffix(".traj")
-    info = body.get("info")
-    info = info if isinstance(info, Mapping) else {}
+    info = as_object(body.get("info"))
     prediction_file = file.with_name(f"{name}.pred")
     prediction = _object(prediction_file) if prediction_file.is_file() else {}
     instance_id, attempt = _named(name, prediction.get("instance_id") or body.get("instance_id"), numbered)
@@ -73,12 +72,9 @@ def _example(file: Path, run: Path, evaluation: Path | None, numbered: bool, sty
     )
 
 
-def _example_of_swe_agent(
-    body: Mapping[str, object], prediction: Mapping[str, object], *, location: str, source: str, style: str
-) -> Example:
+def _example_of_swe_agent(body: Json, prediction: Json, *, location: str, source: str, style: str) -> Example:
     messages = messages_of(body.get("history"), location)
-    info = body.get("info")
-    status = info.get("exit_status") if isinstance(info, Mapping) else None
+    status = as_object(body.get("info")).get("exit_status")
     return Example(
         traj_id=location,
         instance_id=location,
@@ -99,7 +95,7 @@ def _named(name: str, recorded_id: object, numbered: bool) -> tuple[str, int]:
     return (recorded_id if isinstance(recorded_id, str) and recorded_id and not numbered else name), 0
 
 
-def _patch(patch_file: Path, info: Mapping[str, object], prediction: Mapping[str, object]) -> bytes | None:
+def _patch(patch_file: Path, info: Json, prediction: Json) -> bytes | None:
     if patch_file.is_file():
         return patch_file.read_bytes()
     for value in (info.get("submission"), prediction.get("model_patch")):
@@ -113,8 +109,8 @@ def _reward(
     name: str,
     instance_id: str,
     evaluation: Path | None,
-    info: Mapping[str, object],
-    prediction: Mapping[str, object],
+    info: Json,
+    prediction: Json,
 ) -> float | None:
     """Return the reward from the report, as SWE-smith does. Without a report, use the trajectory or prediction."""
     report = (file.parent if evaluation is None else evaluation / name) / _REPORT
@@ -127,7 +123,7 @@ def _reward(
     return reward_of(info) if "reward" in info else reward_of(prediction)
 
 
-def _model(body: Mapping[str, object], prediction: Mapping[str, object]) -> str:
+def _model(body: Json, prediction: Json) -> str:
     """Return the model's name from SWE-agent's configuration, a JSON string, or else from the prediction."""
     config: object = body.get("replay_config")
     if isinstance(config, str):
@@ -136,18 +132,12 @@ def _model(body: Mapping[str, object], prediction: Mapping[str, object]) -> str:
         except (ValueError, RecursionError):
             config = None
     for key in ("agent", "model", "name"):
-        config = config.get(key) if isinstance(config, Mapping) else None
-    name = config or prediction.get("model_name_or_path")
-    return name if isinstance(name, str) else ""
+        config = as_object(config).get(key)
+    return as_text(config or prediction.get("model_name_or_path"))
 
 
-def _object(file: Path) -> Mapping[str, object]:
-    try:
-        value = json.loads(file.read_bytes().decode("utf-8", "replace"))
-    except OSError as error:
-        raise TrajectoryError(f"{file} cannot be read", reason=error.strerror or str(error)) from error
-    except (ValueError, RecursionError) as error:
-        raise TrajectoryError(f"{file} is not JSON", reason=f"it may be damaged: {error}") from error
+def _object(file: Path) -> Json:
+    value = read_json(file)
     if not isinstance(value, dict):
         raise TrajectoryError(f"{file} is not a JSON object", reason="it is not a trajectory")
     return value

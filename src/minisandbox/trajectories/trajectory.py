@@ -11,7 +11,7 @@ from minisandbox.errors import TrajectoryError
 from minisandbox.grade import Grade, Verdict
 from minisandbox.models import FinishReason, Message, TokenRow, TokenUsage
 from minisandbox.trajectories.codec import from_json, to_json
-from minisandbox.trajectories.migration import upgrade
+from minisandbox.trajectories.migration import pop_version, upgrade
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,19 +238,13 @@ class Trajectory:
         Raises:
             TrajectoryError: the text is not a trajectory, is damaged, has a newer version, or has unknown fields.
         """
-        body = _body(text, name)
-        if body.pop("format", None) != _FORMAT:
-            raise TrajectoryError(f"{name} is not a trajectory", hint=f'a trajectory has "format": "{_FORMAT}"')
-        version = body.pop("version", None)
-        if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-            raise TrajectoryError(f"{name} has the version {version!r}", reason="it is damaged")
-        if version > VERSION:
-            raise TrajectoryError(
-                f"{name} has version {version}; this MiniSandbox reads up to {VERSION}",
-                reason="a newer MiniSandbox wrote it",
-                hint="update MiniSandbox",
-            )
-        upgrade(body, version)
+        try:
+            body = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise TrajectoryError(f"{name} is not JSON", reason=f"it is damaged: {error}") from error
+        if not isinstance(body, dict):
+            raise TrajectoryError(f"{name} is not a trajectory", reason="it is not a JSON object")
+        upgrade(body, pop_version(body, VERSION, noun="a trajectory", file_format=_FORMAT, location=name))
         return from_json(cls, body, location=name)
 
     @classmethod
@@ -262,13 +256,3 @@ class Trajectory:
             OSError: the file cannot be read.
         """
         return cls.from_text(path.read_bytes().decode("utf-8", "replace"), name=str(path))
-
-
-def _body(text: str, name: str) -> dict[str, object]:
-    try:
-        body = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise TrajectoryError(f"{name} is not JSON", reason=f"it is damaged: {error}") from error
-    if not isinstance(body, dict):
-        raise TrajectoryError(f"{name} is not a trajectory", reason="it is not a JSON object")
-    return body
