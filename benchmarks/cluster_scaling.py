@@ -46,11 +46,11 @@ class FakeNode:
     async def exchange(self, order: Order) -> Report:
         """Start timers, and report those that have ended, as :meth:`.Worker.exchange` does."""
         loop = asyncio.get_running_loop()
-        for name in order.builds:
-            loop.call_later(1.0, self._end_build, name)
+        for task in order.builds:
+            loop.call_later(1.0, self._end_build, task.instance_id)
         for job in order.jobs:
             self.running += 1
-            loop.call_later(self._seconds * random.uniform(0.5, 1.5), self._end, (job.task, job.attempt))
+            loop.call_later(self._seconds * random.uniform(0.5, 1.5), self._end, job.key)
         with suppress(TimeoutError):
             async with asyncio.timeout(2.0):
                 await self._changed.wait()

@@ -16,7 +16,7 @@ from minisandbox.errors import BuildError, DiskFull, HostError, MiniSandboxError
 from minisandbox.grade import Verdict
 from minisandbox.rollouts import Setup, Summary
 from minisandbox.rollouts.cluster import Driver, Resources, driver
-from minisandbox.rollouts.cluster.node import Assignment, Order, Report
+from minisandbox.rollouts.cluster.node import Order, Report
 from minisandbox.rollouts.database import Packed
 from minisandbox.rollouts.jobs import Job, Key, Outcome
 from minisandbox.rollouts.submitting import JobThread
@@ -53,11 +53,10 @@ class FakeNode:
         assert order.left >= 0
         self.dropped += order.drop
         loop = asyncio.get_running_loop()
-        for name in order.builds:
-            loop.call_later(0.01, self._end_build, name)
+        for task in order.builds:
+            loop.call_later(0.01, self._end_build, task.instance_id)
         for job in order.jobs:
-            assert job.waited >= 0
-            assert job.task in self.present | self.images, "a job came before its image"
+            assert job.task.instance_id in self.present | self.images, "a job came before its image"
             self._running += 1
             assert self._running <= self.capacity, "more jobs than the node has room for"
             self.start(job)
@@ -73,9 +72,9 @@ class FakeNode:
         built, self._builds = self._builds, {}
         return Report(tuple(outcomes), built, self.capacity - self._running, self.fault)
 
-    def start(self, job: Assignment) -> None:
-        self.begun.append((job.task, job.attempt))
-        asyncio.get_running_loop().call_later(self.seconds, self._end, (job.task, job.attempt))
+    def start(self, job: Job) -> None:
+        self.begun.append(job.key)
+        asyncio.get_running_loop().call_later(self.seconds, self._end, job.key)
 
     def _end(self, key: Key) -> None:
         self._running -= 1
@@ -286,7 +285,7 @@ def test_a_rollout_that_loses_every_node_is_given_up() -> None:
     lost = 0
 
     class Fatal(FakeNode):
-        def start(self, job: Assignment) -> None:
+        def start(self, job: Job) -> None:
             nonlocal lost
             lost += 1
             register.nodes[f"n{lost}"] = Fatal(f"n{lost}")
@@ -377,7 +376,7 @@ def test_a_thread_runs_what_is_submitted_from_any_thread() -> None:
 
 def test_a_fault_of_all_rollouts_reaches_who_waits() -> None:
     class Refused(FakeNode):
-        def start(self, job: Assignment) -> None:
+        def start(self, job: Job) -> None:
             self.fault = ModelRefused("no such model")
 
     register = Register(Refused("only"))

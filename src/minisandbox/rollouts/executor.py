@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Protocol
 
 from minisandbox.errors import (
@@ -101,17 +102,17 @@ class Executor:
         freed: Callable[[], object] = lambda: None,
     ) -> None:
         self._setup, self._budgets, self._image_of, self._images = setup, budgets, image_of, images
-        self._freed = freed
+        self._tries, self._pause, self._jitter, self._freed = tries, pause, jitter, freed
         self._running: dict[Key, asyncio.Task[RolloutState]] = {}
         self._building: Building | None = None
-        self._tries, self._pause, self._jitter = tries, pause, jitter
         self.answered_before = False
         self._answered = False
         self._under_way: set[RolloutState] = set()
         self._draining = False
-        self._queue = JobQueue(4 * budgets.workers)
-        self._room = asyncio.Semaphore(budgets.workers + 2 * budgets.gradings)
-        self._warm: WarmPool[tuple[str, int]] = WarmPool(budgets.warm, budgets.starts)
+        self._queue = JobQueue()
+        self._slots = asyncio.Semaphore(budgets.workers + 2 * budgets.gradings)
+        self._build_slots = asyncio.Semaphore(budgets.builds)
+        self._warm: WarmPool[Key] = WarmPool(budgets.warm, budgets.starts)
         self._builders = Threads(budgets.builds, "image")
         self._graders = Threads(budgets.gradings, "grade")
         self._grading = Cancellation()
@@ -120,24 +121,20 @@ class Executor:
     async def run(self, todo: list[Job], owner: JobOwner) -> None:
         """Build the images of the jobs, and run each job when its image is ready."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._provide_images(todo, owner))
-            self._work_in(group, owner, len(todo))
+            self._start_workers(group, owner, len(todo))
+            await self._provide(todo)
+            self._queue.close()
 
     async def serve(self, owner: JobOwner) -> None:
         """Run the jobs given to :meth:`put`, until :meth:`drain`."""
         async with asyncio.TaskGroup() as group:
-            self._group, self._owner = group, owner
-            self._work_in(group, owner, self._budgets.workers)
+            self._start_workers(group, owner, self._budgets.workers)
 
     def put(self, jobs: list[Job]) -> None:
         """Add jobs. If their image is missing, build it first, once for all jobs of a task."""
         self._put_ready([job for job in jobs if job.image is not None])
-        groups: dict[str, list[Job]] = {}
-        for job in jobs:
-            if job.image is None:
-                groups.setdefault(job.task.instance_id, []).append(job)
-        for group in groups.values():
-            self._group.create_task(self._provide(group, self.image(group[0].task), self._owner))
+        if missing := [job for job in jobs if job.image is None]:
+            self._group.create_task(self._provide(missing))
 
     def forget(self, job: Job) -> None:
         """Drop a job: stop its agent and sandbox. If grading has begun, let it finish and discard its result."""
@@ -145,9 +142,10 @@ class Executor:
         if (attempt := self._running.get(job.key)) is not None:
             attempt.cancel()
 
-    def _work_in(self, group: asyncio.TaskGroup, owner: JobOwner, most: int) -> None:
-        for _ in range(min(self._budgets.workers, most)):
-            group.create_task(self._work(owner, group))
+    def _start_workers(self, group: asyncio.TaskGroup, owner: JobOwner, maximum: int) -> None:
+        self._group, self._owner = group, owner
+        for _ in range(min(self._budgets.workers, maximum)):
+            group.create_task(self._work())
 
     def _put_ready(self, jobs: list[Job]) -> None:
         self._queue.put(jobs)
@@ -156,7 +154,7 @@ class Executor:
     def drain(self) -> None:
         """Start no more rollouts."""
         self._draining = True
-        self._queue.end(clear=True)
+        self._queue.close(clear=True)
         if self._building is not None:
             self._builders.submit(self._building.cancel)
 
@@ -178,62 +176,46 @@ class Executor:
 
     # --- images ------------------------------------------------------------------------------------------------------
 
-    async def _provide_images(self, todo: list[Job], owner: JobOwner) -> None:
-        """Build each image once, as far in advance as the queue has room, and queue its jobs when it is ready."""
+    async def _provide(self, jobs: list[Job]) -> None:
+        """Build the image of each task once, and queue the task's jobs when it is ready."""
         groups: dict[str, list[Job]] = {}
-        for job in todo:
+        for job in jobs:
             groups.setdefault(job.task.instance_id, []).append(job)
         if self._images is not None:
-            await self._provide_together(groups, self._images, owner)
-        else:
-            await self._provide_each(groups, owner)
-        self._queue.end()
+            # images() returns at once; without an await, no cancellation can occur between call and assignment
+            self._building = self._images([group[0].task for group in groups.values()], self._budgets.builds)
+            if self._draining:
+                self._builders.submit(self._building.cancel)
+        async with asyncio.TaskGroup() as tasks:
+            for group in groups.values():
+                tasks.create_task(self._provide_image(group))
 
-    async def _provide_together(self, groups: Mapping[str, list[Job]], images: ImagesOf, owner: JobOwner) -> None:
-        # images() returns at once; without an await, no cancellation can occur between the call and the assignment
-        self._building = images([jobs[0].task for jobs in groups.values()], self._budgets.builds)
-        if self._draining:
-            self._builders.submit(self._building.cancel)
-        async with asyncio.TaskGroup() as group:
-            for name, jobs in groups.items():
-                group.create_task(self._provide(jobs, asyncio.wrap_future(self._building.images[name]), owner))
-
-    async def _provide_each(self, groups: Mapping[str, list[Job]], owner: JobOwner) -> None:
-        slots = asyncio.Semaphore(self._budgets.builds)
-
-        async def provide(jobs: list[Job]) -> None:
+    async def _provide_image(self, jobs: list[Job]) -> None:
+        task, building = jobs[0].task, self._building
+        async with self._build_slots if building is None else nullcontext():
+            if building is None and self._draining:
+                return
+            began = time.monotonic()
+            for job in jobs:
+                job.stage = "image"
             try:
-                await self._provide(jobs, self.image(jobs[0].task), owner)
-            finally:
-                slots.release()
-
-        async with asyncio.TaskGroup() as group:
-            for jobs in groups.values():
-                await slots.acquire()
-                if not await self._queue.room():
-                    break
-                group.create_task(provide(jobs))
-
-    async def _provide(self, jobs: list[Job], coming: Awaitable[Image], owner: JobOwner) -> None:
-        began = time.monotonic()
-        for job in jobs:
-            job.stage = "image"
-        try:
-            image = await coming
-        except CancelledError:  # the build was cancelled before these jobs started
-            for job in jobs:
-                job.stage = "queued"
-        except MiniSandboxError as error:
-            for job in jobs:
-                times = {"queued": began - job.since, "image": time.monotonic() - began}
-                trajectory = unreached(job.task, self._setup, job.attempt, error, waited=times)
-                await owner.ended(job, await self._packer.run(pack, trajectory))
-        except Exception as error:  # noqa: BLE001 - a bug: let running jobs finish, then raise the error
-            owner.stop_with(error)
-        else:
-            for job in jobs:
-                job.image, job.image_seconds, job.stage = image, time.monotonic() - began, "queued"
-            self._put_ready(jobs)
+                image = await (
+                    self.image(task) if building is None else asyncio.wrap_future(building.images[task.instance_id])
+                )
+            except CancelledError:  # the build was cancelled before these jobs started
+                for job in jobs:
+                    job.stage = "queued"
+            except MiniSandboxError as error:
+                for job in jobs:
+                    times = {"queued": began - job.since, "image": time.monotonic() - began}
+                    trajectory = unreached(job.task, self._setup, job.attempt, error, waited=times)
+                    await self._owner.ended(job, await self._packer.run(pack, trajectory))
+            except Exception as error:  # noqa: BLE001 - a bug: let running jobs finish, then raise the error
+                self._owner.stop_with(error)
+            else:
+                for job in jobs:
+                    job.image, job.image_seconds, job.stage = image, time.monotonic() - began, "queued"
+                self._put_ready(jobs)
 
     async def image(self, task: Task) -> Image:
         """Return a task's image; build the image if necessary."""
@@ -242,7 +224,7 @@ class Executor:
 
     # --- rollouts ----------------------------------------------------------------------------------------------------
 
-    async def _work(self, owner: JobOwner, group: asyncio.TaskGroup) -> None:
+    async def _work(self) -> None:
         """Run queued jobs one after another, as one of several concurrent workers."""
         if self._jitter:
             await asyncio.sleep(random.uniform(0.0, self._jitter))  # noqa: S311 - spreads the load
@@ -251,18 +233,18 @@ class Executor:
             if job.dropped:
                 await self._warm.discard(job.key)
                 continue
-            await self._room.acquire()  # do not start an agent while grading is behind
-            attempt = self._running[job.key] = asyncio.ensure_future(self._attempted(job, owner))
+            await self._slots.acquire()  # do not start an agent while grading is behind
+            attempt = self._running[job.key] = asyncio.ensure_future(self._attempted(job))
             try:
                 state = await attempt  # cancelling this worker cancels the attempt too
             except asyncio.CancelledError:
                 if not job.dropped or ((task := asyncio.current_task()) is not None and task.cancelling()):
                     raise
-                self._room.release()
+                self._slots.release()
                 continue
             finally:
                 del self._running[job.key]
-            group.create_task(self._conclude(job, state, owner))
+            self._group.create_task(self._conclude(job, state))
 
     def _make_ahead(self) -> None:
         """Start creating sandboxes in advance for the next jobs."""
@@ -274,7 +256,7 @@ class Executor:
         assert job.image is not None
         return await make_box(job.image, job.task, self._setup.limits)
 
-    async def _attempted(self, job: Job, owner: JobOwner) -> RolloutState:
+    async def _attempted(self, job: Job) -> RolloutState:
         """Run the agent, and retry after an infrastructure error; return the state after the last try."""
         tries: tuple[Failure, ...] = ()
         times = {"queued": time.monotonic() - job.since, "image": job.image_seconds}
@@ -295,7 +277,7 @@ class Executor:
                 await work(state, take_box)
             finally:
                 self._under_way.discard(state)
-            self._stop_if_hopeless(state, owner)
+            self._stop_if_hopeless(state)
             if state.failure is None or not self._worth_another(state):
                 return state
             await asyncio.sleep(self._pause * 2 ** len(tries) * random.uniform(0.5, 1.5))  # noqa: S311 - spreads retries
@@ -303,18 +285,18 @@ class Executor:
                 return state
             tries = (*tries, state.failure)
 
-    def _stop_if_hopeless(self, state: RolloutState, owner: JobOwner) -> None:
+    def _stop_if_hopeless(self, state: RolloutState) -> None:
         """Stop the batch if no further rollout can succeed: the budget is spent, or the server rejects all requests.
 
         If the server responded before the run was resumed, the rejection of a single request does not stop the batch.
         """
-        self._answered = self._answered or state.answered or any(one.answered for one in self._under_way)
+        self._answered = self._answered or state.answered or any(running.answered for running in self._under_way)
         error = state.error
         if isinstance(error, BudgetExceeded):
-            owner.stop_with(error)
+            self._owner.stop_with(error)
         elif isinstance(error, ModelRefused) and not self._answered:  # noqa: SIM102 - nested for readability
             if error.every_request or not self.answered_before:
-                owner.stop_with(error)
+                self._owner.stop_with(error)
 
     def _worth_another(self, state: RolloutState) -> bool:
         """Return whether to try the rollout again after a failure."""
@@ -325,7 +307,7 @@ class Executor:
             return True
         return isinstance(state.error, HostError | SandboxGone | ModelUnavailable | BadAnswer)
 
-    async def _conclude(self, job: Job, state: RolloutState, owner: JobOwner) -> None:
+    async def _conclude(self, job: Job, state: RolloutState) -> None:
         """Grade a rollout whose agent has ended, and pass the result to the owner."""
         job.stage = "grade"
         self._freed()
@@ -337,6 +319,6 @@ class Executor:
             packed = await threads.run(
                 lambda: pack(finish(state, image, tries=self._tries, cancellation=self._grading))
             )
-            await owner.ended(job, packed)
+            await self._owner.ended(job, packed)
         finally:
-            self._room.release()
+            self._slots.release()

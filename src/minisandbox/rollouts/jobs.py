@@ -25,36 +25,24 @@ Key: TypeAlias = tuple[str, int]
 STAGES = ("queued", "image", "sandbox", "agent", "grade", "ended")
 """The stages of a job, in order."""
 
-
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """The outcome of a check (the validation or evaluation of a task).
-
-    Attributes:
-        result: the result; None if an earlier result is still valid.
-    """
-
-    result: Result | None
-
-
-Outcome: TypeAlias = Packed | Checked
-"""The outcome of a job: the record of a rollout, or the outcome of a check."""
+Outcome: TypeAlias = Packed | Result | None
+"""The record of a rollout, or the result of a check; None if an earlier result of the check is still valid."""
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A pending or running rollout, or a check of a task on a cluster node.
+    """A pending or running rollout, or a check (the validation or evaluation of a task) on a cluster node.
 
     Attributes:
         task: the task.
         attempt: the index of the rollout among the task's rollouts, from 0.
         since: the time at which the job began to wait, from :func:`time.monotonic`.
-        image: the task's image; None until the image is ready.
-        image_seconds: seconds spent waiting for the image.
-        stage: the current stage, from :data:`STAGES`.
         draw: sampling options for this rollout only; None for the options of the setup.
         check: the check; None for a rollout.
         earlier: the fingerprint of an earlier result of the check. If it is unchanged, the check is skipped.
+        image: the task's image; None until the image is ready.
+        image_seconds: seconds spent waiting for the image.
+        stage: the current stage, from :data:`STAGES`.
         dropped: whether the job was cancelled, so that it need not start.
         retried: whether the job has been run again after an infrastructure error of its node or a missing image.
     """
@@ -62,12 +50,12 @@ class Job:
     task: Task
     attempt: int
     since: float = field(default_factory=time.monotonic)
-    image: Image | None = None
-    image_seconds: float = 0.0
-    stage: str = "queued"
     draw: Draw | None = None
     check: Check[Task] | None = None
     earlier: str | None = None
+    image: Image | None = None
+    image_seconds: float = 0.0
+    stage: str = "queued"
     dropped: bool = False
     retried: bool = False
 
@@ -76,27 +64,32 @@ class Job:
         """The task's id and the attempt."""
         return self.task.instance_id, self.attempt
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle the job for another node, whose clock differs: how long it has waited, and no state of this node."""
+        waited = time.monotonic() - self.since
+        return _unpickled, (waited, self.task, self.attempt, self.draw, self.check, self.earlier)
+
+
+def _unpickled(
+    waited: float, task: Task, attempt: int, draw: Draw | None, check: Check[Task] | None, earlier: str | None
+) -> Job:
+    return Job(task, attempt, time.monotonic() - waited, draw, check, earlier)
+
 
 class JobQueue:
-    """A first-in, first-out queue of jobs.
+    """A first-in, first-out queue of jobs. :class:`asyncio.Queue` can neither be closed nor be peeked into."""
 
-    Args:
-        capacity: the number of waiting jobs at which :meth:`room` starts to block producers.
-    """
-
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
+    def __init__(self) -> None:
         self._jobs: deque[Job] = deque()
-        self._there = asyncio.Semaphore(0)
-        self._taken = asyncio.Event()
-        self._over = False
+        self._waiting = asyncio.Semaphore(0)
+        self._closed = False
 
     def put(self, jobs: Iterable[Job]) -> None:
         """Add jobs, unless the queue is closed."""
         for job in jobs:
-            if not self._over:
+            if not self._closed:
                 self._jobs.append(job)
-                self._there.release()
+                self._waiting.release()
 
     def next(self, count: int) -> list[Job]:
         """Return the first ``count`` jobs without removing them."""
@@ -105,30 +98,21 @@ class JobQueue:
     async def take(self) -> Job | None:
         """Wait for the first job and remove it; return None once the queue is closed and empty."""
         while True:
-            await self._there.acquire()
+            await self._waiting.acquire()
             if self._jobs:
-                self._taken.set()
                 return self._jobs.popleft()
-            if self._over:
-                self._there.release()  # wake the other waiters too
+            if self._closed:
+                self._waiting.release()  # wake the other waiters too
                 return None
 
-    async def room(self) -> bool:
-        """Wait until fewer jobs than the capacity are waiting; return False once the queue is closed."""
-        while not self._over and len(self._jobs) >= self._capacity:
-            self._taken.clear()
-            await self._taken.wait()
-        return not self._over
-
-    def end(self, *, clear: bool = False) -> None:
-        """Close the queue, so that it accepts no more jobs.
+    def close(self, *, clear: bool = False) -> None:
+        """Accept no more jobs.
 
         Args:
             clear: whether to drop the waiting jobs.
         """
         if clear:
             self._jobs.clear()
-        if not self._over:
-            self._over = True
-            self._there.release()
-        self._taken.set()
+        if not self._closed:
+            self._closed = True
+            self._waiting.release()

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, as_completed
 from contextlib import closing, suppress
-from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -19,7 +17,7 @@ from minisandbox.rollouts.budgets import Budgets
 from minisandbox.rollouts.cluster import Cluster, NodeReport
 from minisandbox.rollouts.database import Packed, unpack
 from minisandbox.rollouts.executor import Crew, Executor
-from minisandbox.rollouts.jobs import Checked, Job, Key, Outcome
+from minisandbox.rollouts.jobs import Job, Key, Outcome
 from minisandbox.rollouts.setup import Draw, ImageOf, Setup
 from minisandbox.runs import Job as Check
 from minisandbox.runs import Result
@@ -40,7 +38,7 @@ class JobThread:
 
     def __init__(self, crew: Crew, model: Model | None = None) -> None:
         self._crew, self._model = crew, model
-        self._pending: dict[Key, tuple[Job, Future[Outcome]]] = {}
+        self._pending: dict[Key, asyncio.Future[Outcome]] = {}
         self._loop = asyncio.new_event_loop()
         self._serving = self._loop.create_task(self._serve())
         self._thread = threading.Thread(target=self._live, name="rollouts", daemon=True)
@@ -56,53 +54,42 @@ class JobThread:
         Raises:
             HostError: the thread has stopped.
         """
-        future: Future[Outcome] = Future()
-
-        def drop(_: Future[Outcome]) -> None:
-            if future.cancelled():
-                with suppress(HostError):  # the thread has stopped already
-                    self._call(self._drop, job)
-
-        future.add_done_callback(drop)
-        self._call(self._put, job, future)
-        return future
+        running = self._run(job)
+        try:
+            return asyncio.run_coroutine_threadsafe(running, self._loop)
+        except RuntimeError as error:  # the loop is closed
+            running.close()
+            raise HostError(_CLOSED, reason=str(self._fault or error)) from error
 
     def close(self) -> None:
         """Stop all jobs and release the crew; further calls do nothing."""
-        if self._thread.is_alive():
-            with suppress(HostError):
-                self._call(self._serving.cancel)
-            self._thread.join(_ENDING)
+        with suppress(RuntimeError):  # the loop is closed already
+            self._loop.call_soon_threadsafe(self._serving.cancel)
+        self._thread.join(_ENDING)
 
     # --- called on the thread ----------------------------------------------------------------------------------------
 
     async def ended(self, job: Job, outcome: Outcome) -> None:
         """Pass the outcome to the job's future."""
-        _, future = self._pending.pop(job.key, (None, None))
-        if future is not None and future.set_running_or_notify_cancel():
+        if (future := self._pending.pop(job.key, None)) is not None and not future.done():
             future.set_result(outcome)
 
     def stop_with(self, error: Exception) -> None:
         """Fail all pending jobs."""
-        for job, future in list(self._pending.values()):
-            self._drop(job)
-            if future.set_running_or_notify_cancel():
+        for future in self._pending.values():
+            if not future.done():
                 future.set_exception(error)
 
-    def _call(self, function: Callable[..., object], *args: object) -> None:
+    async def _run(self, job: Job) -> Outcome:
+        future: asyncio.Future[Outcome] = self._loop.create_future()
+        self._pending[job.key] = future
         try:
-            self._loop.call_soon_threadsafe(function, *args)
-        except RuntimeError as error:  # the loop is closed
-            raise HostError(_CLOSED, reason=str(self._fault or error)) from error
-
-    def _put(self, job: Job, future: Future[Outcome]) -> None:
-        if not future.cancelled():
-            self._pending[job.key] = (job, future)
             self._crew.put([job])
-
-    def _drop(self, job: Job) -> None:
-        if self._pending.pop(job.key, None) is not None:
-            self._crew.forget(job)
+            return await future
+        finally:
+            if self._pending.get(job.key) is future:  # cancelled, or failed with all jobs
+                del self._pending[job.key]
+                self._crew.forget(job)
 
     def _live(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -298,22 +285,13 @@ class ClusterChecks:
             HostError: there is no such cluster, or none of its nodes can run the checks.
         """
         budgets = Budgets() if self._workers is None else Budgets(gradings=self._workers)
-        todo = [
-            Job(check.task, 0, check=check, earlier=fingerprints.get(check.id))
-            for check in jobs
-            if check.task is not None
-        ]
-        finished: queue.SimpleQueue[tuple[Job, Future[Outcome]]] = queue.SimpleQueue()
-
-        def note(job: Job, future: Future[Outcome]) -> None:
-            finished.put((job, future))
-
+        ids: dict[Future[Outcome], str] = {}
         with closing(JobThread(self._cluster.crew(Setup(agent=EmptyAgent()), budgets, checks=True))) as thread:
-            for job in todo:
-                thread.submit(job).add_done_callback(partial(note, job))
-            for _ in todo:
-                job, future = finished.get()
-                checked = future.result()
-                assert job.check is not None
-                assert isinstance(checked, Checked)
-                yield job.check.id, checked.result
+            for check in jobs:
+                if check.task is not None:
+                    job = Job(check.task, 0, check=check, earlier=fingerprints.get(check.id))
+                    ids[thread.submit(job)] = check.id
+            for future in as_completed(ids):
+                result = future.result()
+                assert not isinstance(result, Packed)
+                yield ids[future], result

@@ -19,10 +19,10 @@ from typing import NoReturn, Protocol
 
 from minisandbox.errors import BudgetExceeded, DiskFull, HostError, MiniSandboxError, NodeLost
 from minisandbox.models import Budget
-from minisandbox.rollouts.cluster.node import Assignment, Order, Report, Resources
+from minisandbox.rollouts.cluster.node import Order, Report, Resources
 from minisandbox.rollouts.database import Packed, pack
 from minisandbox.rollouts.executor import JobOwner
-from minisandbox.rollouts.jobs import Checked, Job, Key, Outcome
+from minisandbox.rollouts.jobs import Job, Key, Outcome
 from minisandbox.rollouts.rollout import unreached
 from minisandbox.rollouts.setup import Setup
 from minisandbox.runs import run_job
@@ -103,6 +103,10 @@ class NodeReport:
     built: int = 0
 
 
+class _FinishedError(Exception):
+    """All jobs have ended; cancels the background tasks."""
+
+
 @dataclass(eq=False, slots=True)
 class _Group:
     """A task, its waiting jobs, and the nodes that have or build its image.
@@ -111,13 +115,28 @@ class _Group:
     """
 
     task: Task
-    jobs: deque[Job] = field(default_factory=deque)
+    jobs: deque[_Entry] = field(default_factory=deque)
     members: dict[_Member, bool] = field(default_factory=dict)
     failures: dict[_Member, MiniSandboxError] = field(default_factory=dict)
 
-    @property
-    def name(self) -> str:
-        return self.task.instance_id
+
+@dataclass(eq=False, slots=True)
+class _Entry:
+    """An unfinished job.
+
+    Attributes:
+        job: the job.
+        group: the group of the job's task.
+        member: the node that is responsible for the job; None while the job waits.
+        avoid: the node on which the job has failed.
+        losses: the number of nodes that the job lost.
+    """
+
+    job: Job
+    group: _Group
+    member: _Member | None = None
+    avoid: _Member | None = None
+    losses: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -126,29 +145,33 @@ class _Member:
 
     Attributes:
         free: the number of jobs that the node can start now.
-        known: ids of the tasks that were sent to the node.
+        jobs: jobs that were sent to the node and have not ended there.
         repos: repositories whose layers the node has or is building.
         ready: groups whose image the node has; some may have no waiting jobs.
         building: the number of images that the node is building.
         drop: keys of cancelled jobs, for the next order.
         idle: whether the node had free capacity left after its last order.
-        full: whether the node's disk is full.
+        full: the error if the node's disk is full.
         silent: whether the node does not respond.
+        lost: whether the node is gone.
     """
 
     node: Node
     report: NodeReport
     free: int = 0
-    jobs: dict[Key, Job] = field(default_factory=dict)
-    known: set[str] = field(default_factory=set)
+    jobs: dict[Key, _Entry] = field(default_factory=dict)
     repos: set[str] = field(default_factory=set)
-    ready: deque[_Group] = field(default_factory=deque)
+    ready: dict[_Group, None] = field(default_factory=dict)
     building: int = 0
     drop: list[Key] = field(default_factory=list)
     idle: bool = False
-    full: bool = False
+    full: DiskFull | None = None
     silent: bool = False
     lost: bool = False
+
+    def can_build(self, group: _Group) -> bool:
+        """Return whether the node may build the image of a group."""
+        return not (self.full or self.silent or self.lost or self in group.failures)
 
 
 class Driver:
@@ -174,18 +197,10 @@ class Driver:
         self._finder, self._setup, self._budget, self._silence = finder, setup, budget, silence
         self._notice = notice or (lambda _: None)
         self._groups: dict[str, _Group] = {}
-        # groups with waiting jobs, whose image no node has or is building
-        self._fresh: dict[_Group, None] = {}
-        # groups with waiting jobs, whose image at least one node has or is building
-        self._shared: dict[_Group, None] = {}
-        # by key: unfinished jobs, the nodes responsible for them, how many nodes they lost, and where they failed
-        self._open: dict[Key, Job] = {}
-        self._responsible: dict[Key, _Member] = {}
-        self._losses: dict[Key, int] = {}
-        self._avoid: dict[Key, _Member] = {}
+        self._waiting: dict[_Group, None] = {}  # groups with waiting jobs, in order
+        self._open: dict[Key, _Entry] = {}
         self._members: dict[str, _Member] = {}
         self._reports: list[NodeReport] = []
-        self._full_disks: list[DiskFull] = []
         self._draining = self._staying = self._begun = False
         self._storing = 0
         self._over = asyncio.Event()
@@ -199,12 +214,14 @@ class Driver:
         """Run jobs until all have ended, or until running jobs have ended after :meth:`drain`."""
         self._owner = owner
         self.put(todo)
-        async with asyncio.TaskGroup() as tasks:
-            self._tasks = tasks
-            living = tasks.create_task(self._live())
-            self._check_finished()
-            await self._over.wait()
-            living.cancel()
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                self._spawn(self._watch())
+                self._check_finished()
+                await self._over.wait()
+                raise _FinishedError
+        except* _FinishedError:
+            pass
 
     async def serve(self, owner: JobOwner) -> None:
         """Run the jobs given to :meth:`put`, until :meth:`drain`."""
@@ -213,17 +230,16 @@ class Driver:
 
     def put(self, jobs: list[Job]) -> None:
         """Add jobs. Their keys must differ from the keys of pending jobs."""
-        for job in jobs:
-            self._groups.setdefault(job.task.instance_id, _Group(job.task))
-            self._open[job.key] = job
-        self._queue(jobs)
+        entries = [_Entry(job, self._groups.setdefault(job.task.instance_id, _Group(job.task))) for job in jobs]
+        self._open.update((entry.job.key, entry) for entry in entries)
+        self._queue(entries)
 
     def forget(self, job: Job) -> None:
         """Drop a job: do not start it, and discard its result."""
-        job.dropped = True
-        if self._open.pop(job.key, None) is not None:
-            if (member := self._responsible.pop(job.key, None)) is not None:
-                member.drop.append(job.key)
+        if (entry := self._open.pop(job.key, None)) is not None:
+            if entry.member is not None:
+                entry.member.drop.append(job.key)
+                entry.member.jobs.pop(job.key, None)
             self._check_finished()
 
     def drain(self) -> None:
@@ -236,19 +252,13 @@ class Driver:
         await asyncio.gather(*(member.node.close() for member in self._members.values()), return_exceptions=True)
         await self._finder.close()
 
-    async def _live(self) -> None:
-        """Run all background tasks in a separate task group, which :meth:`run` cancels at the end."""
-        async with asyncio.TaskGroup() as tasks:
-            self._tasks = tasks
-            tasks.create_task(self._watch())
-
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        self._tasks.create_task(work)
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        return self._tasks.create_task(work)
 
     def _check_finished(self) -> None:
         if self._storing or (self._staying and not self._draining):
             return
-        if not self._open or (self._draining and not self._responsible):
+        if not self._open or (self._draining and all(entry.member is None for entry in self._open.values())):
             self._over.set()
 
     # --- nodes that join and leave -----------------------------------------------------------------------------------
@@ -264,7 +274,7 @@ class Driver:
                 present = set()
             now = time.monotonic()
             joining = [
-                self._tasks.create_task(self._join(node_id, next_try))
+                self._spawn(self._join(node_id, next_try))
                 for node_id in present - self._members.keys()
                 if now >= next_try.get(node_id, 0.0)
             ]
@@ -306,10 +316,15 @@ class Driver:
             call = asyncio.ensure_future(member.node.exchange(self._order(member)))
             try:
                 if not (await asyncio.wait([call], timeout=self._silence))[0]:
-                    self._mark_silent(member)
+                    member.silent = True
+                    self._restart_jobs(member, "does not answer")
                 report = await call
             except NodeLost:
-                self._mark_lost(member)
+                member.lost = True
+                for group in self._groups.values():
+                    group.members.pop(member, None)
+                self._restart_jobs(member, "is lost")
+                self._spawn(member.node.close())  # the worker may still be running
                 break
             finally:
                 call.cancel()
@@ -320,51 +335,32 @@ class Driver:
         del self._members[node_id]
         self._give_up_hopeless()
 
-    def _mark_silent(self, member: _Member) -> None:
-        """Have other nodes repeat the unfinished jobs of a silent node. The first result counts."""
-        member.silent = True
-        jobs = self._unfinished(member)
-        self._notice(f"node {member.node.name} does not answer; its {len(jobs)} rollouts restart elsewhere")
-        self._queue(jobs)
+    def _restart_jobs(self, member: _Member, fault: str) -> None:
+        """Have other nodes repeat a node's unfinished jobs; a job that loses three nodes ends without a verdict.
 
-    def _mark_lost(self, member: _Member) -> None:
-        """Move a lost node's jobs to other nodes; a job that loses three nodes ends without a verdict."""
-        member.lost = True
-        jobs = self._unfinished(member)
-        self._notice(f"node {member.node.name} is lost; its {len(jobs)} rollouts restart elsewhere")
-        self._spawn(member.node.close())  # the worker may still be running
-        for group in self._groups.values():
-            if group.members.pop(member, None) is not None and not group.members and group in self._shared:
-                del self._shared[group]
-                self._fresh[group] = None
-        for job in jobs:
-            losses = self._losses[job.key] = self._losses.get(job.key, 0) + 1
-            if losses >= _MOST_LOST:
-                error = NodeLost("its node was lost", reason=f"it lost {losses} nodes one after the other")
-                self._give_up([job], error)
-        self._queue([job for job in jobs if job.key in self._open])
+        The first result of a job counts, so it does not matter whether a silent node is dead.
+        """
+        entries = [entry for entry in member.jobs.values() if entry.member is member]
+        self._notice(f"node {member.node.name} {fault}; its {len(entries)} rollouts restart elsewhere")
+        for entry in entries:
+            entry.losses += 1 if member.lost else 0
+            if entry.losses >= _MOST_LOST:
+                reason = f"it lost {entry.losses} nodes one after the other"
+                self._give_up([entry], NodeLost("its node was lost", reason=reason))
+        self._queue([entry for entry in entries if entry.losses < _MOST_LOST])
         self._check_finished()
-
-    def _unfinished(self, member: _Member) -> list[Job]:
-        """Return the unfinished jobs that a node is responsible for, and end this responsibility."""
-        jobs = [job for key, job in member.jobs.items() if self._responsible.get(key) is member]
-        for job in jobs:
-            del self._responsible[job.key]
-        return jobs
 
     # --- orders ------------------------------------------------------------------------------------------------------
 
-    def _queue(self, jobs: Iterable[Job]) -> None:
+    def _queue(self, entries: Iterable[_Entry]) -> None:
         """Queue jobs until nodes can run them."""
-        for job in jobs:
-            job.stage = "queued"
-            group = self._groups[job.task.instance_id]
-            if not group.jobs:
-                for member, is_ready in group.members.items():
-                    if is_ready:
-                        member.ready.append(group)
-            group.jobs.append(job)
-            (self._shared if group.members else self._fresh)[group] = None
+        for entry in entries:
+            entry.member, entry.job.stage = None, "queued"
+            entry.group.jobs.append(entry)
+            self._waiting[entry.group] = None
+            for member, is_ready in entry.group.members.items():
+                if is_ready:
+                    member.ready[entry.group] = None
         self._wake()
 
     def _wake(self) -> None:
@@ -381,97 +377,75 @@ class Driver:
     def _order(self, member: _Member) -> Order:
         """Return a node's next order, with as many jobs and builds as the node can start."""
         jobs: list[Job] = []
-        builds: list[_Group] = []
+        builds: list[Task] = []
         if self._begun and not self._draining:
-            while member.free > 0 and (job := self._next_job(member)) is not None:
+            while member.free > 0 and (entry := self._next_job(member)) is not None:
                 member.free -= 1
-                member.jobs[job.key] = job
-                job.stage = "agent"
-                jobs.append(job)
+                member.jobs[entry.job.key] = entry
+                entry.job.stage = "agent"
+                jobs.append(entry.job)
             while member.building < member.node.resources.builds and (group := self._next_build(member)) is not None:
                 member.building += 1
                 member.repos.add(group.task.repo)
-                builds.append(group)
+                builds.append(group.task)
         member.idle = member.free > 0 or member.building < member.node.resources.builds
-        tasks = {group.name: group.task for group in builds} | {job.task.instance_id: job.task for job in jobs}
-        unknown = tuple(task for name, task in tasks.items() if name not in member.known)
-        member.known.update(tasks)
         drop, member.drop = tuple(member.drop), []
-        return Order(
-            unknown, tuple(group.name for group in builds), tuple(map(_assignment, jobs)), drop, len(self._open)
-        )
+        return Order(tuple(builds), tuple(jobs), drop, len(self._open))
 
-    def _next_job(self, member: _Member) -> Job | None:
+    def _next_job(self, member: _Member) -> _Entry | None:
         """Take the next job for which a node has the image, and make the node responsible for this job."""
-        for _ in range(len(member.ready)):
-            group = member.ready[0]
+        for group in list(member.ready):
             while group.jobs:
-                job = group.jobs[0]
-                if job.key in self._open and self._avoid.get(job.key) is member and self._others(member, group):
+                entry = group.jobs[0]
+                is_open = self._open.get(entry.job.key) is entry  # otherwise, it has a result by now, or was dropped
+                if is_open and entry.avoid is member and self._others(member, group):
                     break
                 self._take_first(group)
-                if job.key not in self._open:  # the job has a result by now, or was dropped
-                    continue
-                self._responsible[job.key] = member
-                if job.key not in member.jobs:  # otherwise, the node was silent and still runs the job
-                    return job
-            if group.jobs:
-                member.ready.rotate(-1)
+                if is_open:
+                    entry.member = member
+                    if entry.job.key not in member.jobs:  # otherwise, the node was silent and still runs the job
+                        return entry
             else:
-                member.ready.popleft()
+                del member.ready[group]
         return None
 
     def _take_first(self, group: _Group) -> None:
         group.jobs.popleft()
         if not group.jobs:
-            self._fresh.pop(group, None)
-            self._shared.pop(group, None)
+            self._waiting.pop(group, None)
 
     def _next_build(self, member: _Member) -> _Group | None:
         """Choose the next image for a node to build, preferably of a repository whose layers the node has."""
         if member.full or (member.free <= 0 and len(member.ready) >= _BUILD_AHEAD):
             return None
-        fresh = [group for group in islice(self._fresh, _LOOK_AT) if member not in group.failures]
-        if fresh:
+        unbuilt = (group for group in self._waiting if not group.members and member not in group.failures)
+        if groups := list(islice(unbuilt, _LOOK_AT)):
             repos = {repo for other in self._members.values() for repo in other.repos}
-            group = max(
-                fresh, key=lambda group: (group.task.repo in member.repos, group.task.repo not in repos)
-            )  # of equal groups, max() returns the earliest
-            del self._fresh[group]
-            self._shared[group] = None
-        elif member.free > 0:
-            overloaded = self._overloaded(member)
-            waiting = [group for group in self._shared if self._needs(member, group, overloaded)]
-            if not waiting:
-                return None
-            group = max(waiting, key=lambda group: len(group.jobs))
-            # other nodes serve this group last, so that its jobs wait for this node
-            for other in group.members:
-                if group in other.ready:
-                    other.ready.remove(group)
-                    other.ready.append(group)
+            chosen = max(groups, key=lambda group: (group.task.repo in member.repos, group.task.repo not in repos))
+        elif member.free > 0 and (groups := self._waiting_for_others(member)):
+            chosen = max(groups, key=lambda group: len(group.jobs))
         else:
             return None
-        group.members[member] = False
-        for job in group.jobs:
-            job.stage = "image"
-        return group
+        chosen.members[member] = False
+        for entry in chosen.jobs:
+            entry.job.stage = "image"
+        return chosen
 
-    def _needs(self, member: _Member, group: _Group, overloaded: bool) -> bool:
-        """Return whether a node should build an image that other nodes have, because its jobs wait for them."""
-        if member in group.members or member in group.failures:
-            return False
-        return overloaded or group.members.keys() <= {self._avoid.get(group.jobs[0].key)}
-
-    def _overloaded(self, member: _Member) -> bool:
-        """Return whether more jobs wait than the other nodes that have their images can start."""
-        others = {other for group in self._shared for other in group.members if not other.silent} - {member}
-        return sum(len(group.jobs) for group in self._shared) > sum(other.free for other in others)
+    def _waiting_for_others(self, member: _Member) -> list[_Group]:
+        """Return the groups whose jobs wait for other nodes that have their image and cannot start them now."""
+        shared = [group for group in self._waiting if group.members]
+        others = {other for group in shared for other in group.members if not other.silent} - {member}
+        is_overloaded = sum(len(group.jobs) for group in shared) > sum(other.free for other in others)
+        return [
+            group for group in shared
+            if not (member in group.members or member in group.failures)
+            and (is_overloaded or group.members.keys() <= {group.jobs[0].avoid})
+        ]  # fmt: skip
 
     def _others(self, member: _Member, group: _Group) -> bool:
         """Return whether another node can run a group's jobs."""
         return any(
-            other is not member and not other.silent and (group.members.get(other) or _can_build(other, group))
+            other is not member and not other.silent and (group.members.get(other) or other.can_build(group))
             for other in self._members.values()
         )
 
@@ -490,19 +464,17 @@ class Driver:
 
     def _note_outcome(self, member: _Member, key: Key, outcome: Outcome) -> None:
         member.jobs.pop(key, None)
-        job = self._open.get(key)
-        if job is None:
+        entry = self._open.get(key)
+        if entry is None:
             member.report.late += 1
             return
-        retry = _failed_on_node(outcome) and not job.retried and not self._draining
-        if retry and self._others(member, self._groups[job.task.instance_id]):
-            job.retried = True
-            self._avoid[key] = member
-            self._responsible.pop(key, None)
-            self._queue([job])
+        retry = _failed_on_node(outcome) and entry.avoid is None and not self._draining
+        if retry and self._others(member, entry.group):
+            entry.avoid = member
+            self._queue([entry])
             return
         member.report.rollouts += 1
-        self._end(job, outcome)
+        self._end(entry, outcome)
         if self._budget is not None and isinstance(outcome, Packed):
             usage = outcome.summary.usage
             try:
@@ -517,16 +489,11 @@ class Driver:
             self._note_image(member, group)
             return
         group.members.pop(member, None)
-        if isinstance(error, DiskFull):
-            if not member.full:
-                self._notice(f"node {member.node.name} takes no more images: {error}")
-            member.full = True
-            self._full_disks.append(error)
-        else:
+        if not isinstance(error, DiskFull):
             group.failures[member] = error
-        if group.jobs and not group.members:
-            self._shared.pop(group, None)
-            self._fresh[group] = None
+        elif not member.full:
+            member.full = error
+            self._notice(f"node {member.node.name} takes no more images: {error}")
         self._give_up_hopeless()
         self._wake()
 
@@ -535,30 +502,27 @@ class Driver:
         group.members[member] = True
         member.repos.add(group.task.repo)
         if group.jobs:
-            self._fresh.pop(group, None)
-            self._shared[group] = None
-            member.ready.append(group)
-        for job in group.jobs:
-            job.stage = "queued"
+            member.ready[group] = None
+        for entry in group.jobs:
+            entry.job.stage = "queued"
 
     def _give_up_hopeless(self) -> None:
         """End the jobs of images that failed on two nodes, or that no remaining node can build."""
         if not self._members:  # wait, because nodes may come back
             return
-        for group in list(self._fresh):
-            errors = [*self._full_disks[:1], *group.failures.values()]
-            buildable = any(_can_build(member, group) for member in self._members.values())
-            if errors and (len(group.failures) > 1 or not buildable):
-                jobs = list(group.jobs)
-                group.jobs.clear()
-                del self._fresh[group]
-                self._give_up(jobs, errors[-1])
+        members = self._members.values()
+        for group in [group for group in self._waiting if not group.members]:
+            errors = [*filter(None, (member.full for member in members)), *group.failures.values()]
+            if errors and (len(group.failures) > 1 or not any(member.can_build(group) for member in members)):
+                entries, group.jobs = group.jobs, deque()
+                del self._waiting[group]
+                self._give_up(entries, errors[-1])
 
-    def _give_up(self, jobs: Iterable[Job], error: MiniSandboxError) -> None:
+    def _give_up(self, entries: Iterable[_Entry], error: MiniSandboxError) -> None:
         """End jobs that cannot run, with an error as their outcome."""
-        for job in jobs:
-            if job.key in self._open:
-                self._end(job, self._unreached(job, error))
+        for entry in entries:
+            if self._open.get(entry.job.key) is entry:
+                self._end(entry, self._unreached(entry.job, error))
 
     def _unreached(self, job: Job, error: MiniSandboxError) -> Outcome:
         if job.check is not None:
@@ -566,16 +530,15 @@ class Driver:
             def no_image(_: Task) -> NoReturn:
                 raise error
 
-            return Checked(run_job(job.check, no_image, None))
+            return run_job(job.check, no_image, None)
         waited, phase = {"queued": time.monotonic() - job.since}, "sandbox" if isinstance(error, NodeLost) else "image"
         return pack(unreached(job.task, self._setup, job.attempt, error, waited=waited, phase=phase))
 
-    def _end(self, job: Job, outcome: Outcome) -> None:
+    def _end(self, entry: _Entry, outcome: Outcome) -> None:
         """Pass the first result of a job to its owner."""
-        for table in (self._open, self._responsible, self._losses, self._avoid):
-            table.pop(job.key, None)
+        del self._open[entry.job.key]
         self._storing += 1
-        self._spawn(self._store(job, outcome))
+        self._spawn(self._store(entry.job, outcome))
 
     async def _store(self, job: Job, outcome: Outcome) -> None:
         await self._owner.ended(job, outcome)
@@ -583,17 +546,8 @@ class Driver:
         self._check_finished()
 
 
-def _can_build(member: _Member, group: _Group) -> bool:
-    return not (member.full or member.silent or member.lost or member in group.failures)
-
-
 def _failed_on_node(outcome: Outcome) -> bool:
     """Return whether the cause of a job's failure may affect only its node."""
     if isinstance(outcome, Packed):
         return outcome.summary.failed_in in _NODE_PHASES
-    return outcome.result is not None and not outcome.result.final
-
-
-def _assignment(job: Job) -> Assignment:
-    waited = time.monotonic() - job.since
-    return Assignment(job.task.instance_id, job.attempt, waited, job.draw, job.check, job.earlier)
+    return outcome is not None and not outcome.final

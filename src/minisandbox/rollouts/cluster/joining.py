@@ -14,6 +14,7 @@ import platform
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -208,20 +209,25 @@ async def _call(method: Any, *values: object) -> Any:
     Raises:
         NodeLost: the actor or its node is lost.
     """
-    errors = import_ray().exceptions
+    from ray import exceptions  # noqa: PLC0415 - only clusters need it
+
     try:
         return await method.remote(*values)
-    except errors.RayTaskError:  # a bug in MiniSandbox on the node
+    except exceptions.RayTaskError:  # a bug in MiniSandbox on the node
         raise
-    except errors.RayError as error:
+    except exceptions.RayError as error:
         raise NodeLost("a node is lost", reason=str(error).splitlines()[0]) from error
 
 
+@dataclass(eq=False, slots=True)
 class RayNode:
     """A connection to a node through its actor."""
 
-    def __init__(self, name: str, resources: Resources, capacity: int, images: frozenset[str], actor: Any) -> None:
-        self.name, self.resources, self.capacity, self.images, self.actor = name, resources, capacity, images, actor
+    name: str
+    resources: Resources
+    capacity: int
+    images: frozenset[str]
+    actor: Any
 
     async def exchange(self, order: Order) -> Report:
         """Send an order to the node, and return the node's report (:meth:`.Worker.exchange`)."""
@@ -272,6 +278,7 @@ class RayNodes:
         self._ray = import_ray()
         self._joined = connect(address)
         self._terms = terms
+        self._actor = self._ray.remote(NodeActor)  # once, because Ray pickles a class for each of its wrappers
         self._present: dict[str, tuple[str, Resources]] = {}
 
     async def ids(self) -> set[str]:
@@ -296,7 +303,7 @@ class RayNodes:
 
         name, resources = self._present[node_id]
         job = self._ray.get_runtime_context().get_job_id()
-        remote = self._ray.remote(NodeActor).options(
+        remote = self._actor.options(
             num_cpus=0,
             resources={SANDBOXES: resources.sandboxes},
             max_concurrency=16,
@@ -381,12 +388,16 @@ class Cluster:
             MissingExtra: Ray is not installed.
             HostError: there is no such cluster.
         """
+        # a model given by its options is opened on each node
+        values = {option.name: getattr(setup, option.name) for option in dataclasses.fields(setup)}
+        values["model"] = setup.model if self.model is None else None
+        spent = (0, 0.0) if self.budget is None else (self.budget.spent_tokens, self.budget.spent_dollars)
         default = Budgets()
+        chosen = {name: getattr(budgets, name) for name in ("starts", "gradings")}
         terms = Terms(
-            setup_of=_SetupOf(setup, self.model, self.budget, self.api_key),
+            setup_of=partial(_open_setup, values, self.model, spent, self.api_key),
             checks=checks,
-            starts=None if budgets.starts == default.starts else budgets.starts,
-            gradings=None if budgets.gradings == default.gradings else budgets.gradings,
+            limits={name: limit for name, limit in chosen.items() if limit != getattr(default, name)},
             tries=tries,
             pause=pause,
             mirrors=self.mirrors,
@@ -401,28 +412,14 @@ class Cluster:
         return () if self._driver is None else self._driver.reports
 
 
-class _SetupOf:
-    """A function that creates the setup on a node.
-
-    It contains the model's options instead of a client. The API key usually comes from the node's environment.
-    """
-
-    def __init__(self, setup: Setup, model: ModelOptions | None, budget: Budget | None, key: str | None) -> None:
-        self._values = {option.name: getattr(setup, option.name) for option in dataclasses.fields(setup)}
-        self._options, self._key = model, key
-        self._spent = (0, 0.0) if budget is None else (budget.spent_tokens, budget.spent_dollars)
-        if model is not None:
-            self._values["model"] = None
-
-    def __call__(self, node: str) -> Setup:
-        if self._options is None:
-            return Setup(**self._values)
-        base = self._options.api_base
-        options = dataclasses.replace(self._options, api_base=base and base.replace(NODE, _host(node)))
-        budget = options.budget()
-        budget.charge(*self._spent)
-        return Setup(**{**self._values, "model": open_model(options, budget, self._key)})
-
-
-def _host(node: str) -> str:
-    return f"[{node}]" if ":" in node else node
+def _open_setup(
+    values: Mapping[str, Any], options: ModelOptions | None, spent: tuple[int, float], api_key: str | None, node: str
+) -> Setup:
+    """Create the setup on a node. The API key usually comes from the node's environment."""
+    if options is None:
+        return Setup(**values)
+    host = f"[{node}]" if ":" in node else node
+    options = dataclasses.replace(options, api_base=options.api_base and options.api_base.replace(NODE, host))
+    budget = options.budget()
+    budget.charge(*spent)
+    return Setup(**{**values, "model": open_model(options, budget, api_key)})

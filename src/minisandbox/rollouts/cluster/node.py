@@ -6,7 +6,6 @@ The worker does not depend on Ray. A Ray actor calls the worker on one event loo
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
@@ -18,10 +17,10 @@ from minisandbox.images import Image, build, load_image
 from minisandbox.rollouts.budgets import Budgets
 from minisandbox.rollouts.database import Packed
 from minisandbox.rollouts.executor import Executor
-from minisandbox.rollouts.jobs import STAGES, Checked, Job, Key, Outcome
-from minisandbox.rollouts.setup import Draw, Setup
+from minisandbox.rollouts.jobs import STAGES, Job, Key, Outcome
+from minisandbox.rollouts.setup import Setup
 from minisandbox.runs import Job as Check
-from minisandbox.runs import Threads, run_job
+from minisandbox.runs import Result, Threads, run_job
 from minisandbox.store import Store
 from minisandbox.tasks import Task
 
@@ -51,8 +50,7 @@ class Terms:
     Attributes:
         setup_of: called on the node with the node's address; creates the setup, and opens the model's client.
         checks: whether the node runs checks instead of rollouts.
-        starts: maximum sandboxes created at a time; None derives the limit from the node's CPUs.
-        gradings: maximum submissions graded, or tasks checked, at a time; None for the node's number of CPUs.
+        limits: fields of :class:`.Budgets` that differ from their defaults, which depend on a node's CPUs.
         tries: maximum tries of a rollout on a node; infrastructure errors are retried.
         pause: seconds before the second try.
         mirrors: a directory of git repositories, present on each node, that builds use.
@@ -60,42 +58,10 @@ class Terms:
 
     setup_of: Callable[[str], Setup]
     checks: bool = False
-    starts: int | None = None
-    gradings: int | None = None
+    limits: Mapping[str, int] = field(default_factory=dict)
     tries: int = 3
     pause: float = 1.0
     mirrors: Path | None = None
-
-    def budgets(self, resources: Resources) -> Budgets:
-        """Return a node's limits. The node creates no sandbox in advance, because it gets only jobs it can start."""
-        limits = {"starts": self.starts, "gradings": self.gradings}
-        return Budgets(
-            workers=resources.sandboxes,
-            builds=resources.builds,
-            warm=0,
-            **{name: limit for name, limit in limits.items() if limit is not None},
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """A job for a node; the fields are those of :class:`.Job`.
-
-    Attributes:
-        task: the id of the task.
-        attempt: the index of the rollout among the task's rollouts.
-        waited: seconds that the job waited in the driver's queue.
-        draw: sampling options for this rollout only.
-        check: the check; None for a rollout.
-        earlier: the fingerprint of an earlier result of the check. If it is unchanged, the check is skipped.
-    """
-
-    task: str
-    attempt: int
-    waited: float
-    draw: Draw | None = None
-    check: Check[Task] | None = None
-    earlier: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,16 +69,14 @@ class Order:
     """The driver's message to a node.
 
     Attributes:
-        tasks: tasks that the node does not know yet.
-        builds: ids of the tasks whose images the node must build.
+        builds: tasks whose images the node must build.
         jobs: jobs to start. The node has their images.
         drop: keys of cancelled jobs, which the node must drop.
         left: unfinished jobs of the batch, on all nodes.
     """
 
-    tasks: tuple[Task, ...] = ()
-    builds: tuple[str, ...] = ()
-    jobs: tuple[Assignment, ...] = ()
+    builds: tuple[Task, ...] = ()
+    jobs: tuple[Job, ...] = ()
     drop: tuple[Key, ...] = ()
     left: int = 0
 
@@ -161,7 +125,8 @@ class Worker:
 
     def __init__(self, name: str, resources: Resources, terms: Terms, store: Store) -> None:
         self._terms, self._store = terms, store
-        budgets = terms.budgets(resources)
+        # create no sandbox in advance, because the node gets only jobs that it can start
+        budgets = Budgets(workers=resources.sandboxes, builds=resources.builds, warm=0, **terms.limits)
         self.capacity = budgets.gradings if terms.checks else resources.sandboxes
         self._changed = asyncio.Event()
         self._executor = Executor(
@@ -169,7 +134,6 @@ class Worker:
             freed=self._changed.set,
         )  # fmt: skip
         self._checkers = Threads(budgets.gradings, "check")
-        self._tasks: dict[str, Task] = {}
         self._ready: set[str] = set()  # tasks whose image this batch built or found in the store
         self._jobs: dict[Key, Job] = {}
         self._outcomes: list[tuple[Key, Outcome]] = []
@@ -192,14 +156,13 @@ class Worker:
             Exception: a bug has stopped the executor or a background task.
         """
         self._left = order.left
-        self._tasks.update((task.instance_id, task) for task in order.tasks)
-        for name in order.builds:
-            self._spawn(self._provide(name))
-        for assignment in order.jobs:
-            self._start(assignment)
         for key in order.drop:
-            if (job := self._jobs.pop(key, None)) is not None:
-                self._executor.forget(job)
+            if (dropped := self._jobs.pop(key, None)) is not None:
+                self._executor.forget(dropped)
+        for task in order.builds:
+            self._spawn(self._provide(task))
+        for job in order.jobs:
+            self._start(job)
         if not self._changed.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(_REPORT_EVERY):
@@ -240,20 +203,16 @@ class Worker:
         if not task.cancelled() and isinstance(error := task.exception(), Exception):
             self.stop_with(error)
 
-    async def _provide(self, name: str) -> None:
+    async def _provide(self, task: Task) -> None:
+        error = None
         try:
-            await self._executor.image(self._tasks[name])
-        except MiniSandboxError as error:
-            self._built[name] = error
-        else:
-            self._built[name] = None
+            await self._executor.image(task)
+        except MiniSandboxError as problem:
+            error = problem
+        self._built[task.instance_id] = error
         self._changed.set()
 
-    def _start(self, assignment: Assignment) -> None:
-        job = Job(
-            self._tasks[assignment.task], assignment.attempt, time.monotonic() - assignment.waited,
-            draw=assignment.draw, check=assignment.check, earlier=assignment.earlier,
-        )  # fmt: skip
+    def _start(self, job: Job) -> None:
         self._jobs[job.key] = job
         if job.check is not None:
             self._spawn(self._check(job, job.check))
@@ -262,9 +221,9 @@ class Worker:
         self._executor.put([job])
 
     async def _check(self, job: Job, check: Check[Task]) -> None:
-        def run() -> Checked:
+        def run() -> Result | None:
             job.stage = "grade"
-            return Checked(run_job(check, lambda task: self._image(task) or self._build(task), job.earlier))
+            return run_job(check, lambda task: self._image(task) or self._build(task), job.earlier)
 
         self._end(job, await self._checkers.run(run))
 
