@@ -50,7 +50,7 @@ class FakeNode:
         self._builds: dict[str, MiniSandboxError | None] = {}
 
     async def exchange(self, order: Order) -> Report:
-        assert order.left >= 0
+        assert order.remaining >= 0
         self.dropped += order.drop
         loop = asyncio.get_running_loop()
         for task in order.builds:

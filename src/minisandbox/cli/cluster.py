@@ -152,5 +152,5 @@ def _row(node: Row, reports: list[Status]) -> dict[str, object]:
         "live": total("sandbox", "agent"),
         "grading": total("grade"),
         "images": max((report.images for report in reports), default=None),
-        "left": sum(report.left for report in reports),
+        "left": sum(report.remaining for report in reports),
     }

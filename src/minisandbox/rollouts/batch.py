@@ -163,7 +163,7 @@ class Batch:
             BudgetExceeded: the model's budget is spent; rollouts that no longer needed the model have finished.
             ModelRefused: the model's server has rejected every request.
         """
-        await self._open()
+        self._run = RunDirectory.open(self._out, self._config)
         try:
             await self._carry_out()
             await self._writer.run(export_overview, self._out, self._out)
@@ -172,16 +172,6 @@ class Batch:
         if self._fault is not None:
             raise self._fault
         return self.summaries
-
-    async def _open(self) -> None:
-        """Open the run's directory. If the caller is cancelled meanwhile, close the directory again."""
-        opening = self._writer.submit(RunDirectory.open, self._out, self._config)
-        try:
-            self._run = await asyncio.wrap_future(opening)
-        except BaseException:  # usually a cancellation; release the directory's lock as soon as opening has finished
-            opening.add_done_callback(_close_late)
-            self._writer.close()
-            raise
 
     async def _carry_out(self) -> None:
         await self._take_over()
@@ -254,11 +244,6 @@ class Batch:
         self._summaries[job.key] = summary
         if self._progress is not None:
             self._progress(Progress(len(self._summaries), len(self._jobs), summary, self.seconds_left, summary.resumed))
-
-
-def _close_late(opening: Future[RunDirectory]) -> None:
-    if not opening.cancelled() and opening.exception() is None:
-        opening.result().close()
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:

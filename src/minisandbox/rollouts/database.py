@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 import zstandard
 
@@ -21,10 +22,14 @@ NAME = "rollouts.sqlite"
 """The file name of the database in a run's directory."""
 
 _TIMES = tuple(field.name for field in dataclasses.fields(Timings))
+_USAGE = tuple(field.name for field in dataclasses.fields(TokenUsage))
+_SAME = (
+    "instance_id", "attempt", "exit_status", "reason", "detail", "reward", "failed_in", "tries", "turns", "steps",
+    "cost", "agent", "model", "started",
+)  # fmt: skip
+"""Fields of :class:`.Summary` that are columns of the same name."""
 _COLUMNS = (
-    "instance_id", "attempt", "exit_status", "verdict", "reason", "detail", "reward", "failed_in", "tries", "turns",
-    "steps", "prompt_tokens", "completion_tokens", "cached_tokens", "cost", "agent", "model", "started",
-    *(f"{name}_seconds" for name in _TIMES),
+    *_SAME, "verdict", *(f"{name}_tokens" for name in _USAGE), *(f"{name}_seconds" for name in _TIMES)
 )  # fmt: skip
 _SUMMARY = f"SELECT {', '.join(_COLUMNS)} FROM rollouts"  # noqa: S608 - constants only
 _PUT = (
@@ -159,27 +164,19 @@ class RolloutDatabase(Database):
 def _values(summary: Summary) -> tuple[str | int | float | None, ...]:
     """Return a summary's column values, with unpaired surrogates escaped because SQLite rejects them."""
     values = (
-        summary.instance_id, summary.attempt, summary.exit_status, summary.verdict, summary.reason, summary.detail,
-        summary.reward, summary.failed_in, summary.tries, summary.turns, summary.steps, summary.usage.prompt,
-        summary.usage.completion, summary.usage.cached, summary.cost, summary.agent, summary.model, summary.started,
-        *(getattr(summary.timings, name) for name in _TIMES),
+        *(getattr(summary, name) for name in _SAME), summary.verdict,
+        *(getattr(summary.usage, name) for name in _USAGE), *(getattr(summary.timings, name) for name in _TIMES),
     )  # fmt: skip
     return tuple(
         str(value).encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value for value in values
     )
 
 
-def _summary(row: tuple[object, ...]) -> Summary:
-    value = dict(zip(_COLUMNS, row, strict=True))
-    verdict = value["verdict"]
-    usage = TokenUsage(*(value[f"{kind}_tokens"] for kind in ("prompt", "completion", "cached")))  # type: ignore[arg-type] # the schema guarantees integers
-    same = (
-        "instance_id", "attempt", "exit_status", "reason", "detail", "reward", "failed_in", "tries", "turns", "steps",
-        "cost", "agent", "model", "started",
-    )  # fmt: skip
+def _summary(row: tuple[Any, ...]) -> Summary:
+    values = dict(zip(_COLUMNS, row, strict=True))
     return Summary(
-        verdict=None if verdict is None else Verdict(str(verdict)),
-        timings=Timings(**{name: value[f"{name}_seconds"] for name in _TIMES}),  # type: ignore[arg-type] # the schema guarantees numbers
-        usage=usage,
-        **{name: value[name] for name in same},  # type: ignore[arg-type] # the schema guarantees the types
+        verdict=None if values["verdict"] is None else Verdict(values["verdict"]),
+        timings=Timings(**{name: values[f"{name}_seconds"] for name in _TIMES}),
+        usage=TokenUsage(**{name: values[f"{name}_tokens"] for name in _USAGE}),
+        **{name: values[name] for name in _SAME},
     )

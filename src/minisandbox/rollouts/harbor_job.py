@@ -73,7 +73,6 @@ def _result(trajectory: Trajectory, out: Path, name: str) -> dict[str, Any]:
     started = datetime.fromisoformat(trajectory.started)
     ended = (started + timedelta(seconds=trajectory.timings.total)).isoformat()
     agent = {"name": trajectory.agent, "model_name": trajectory.model or None}
-    usages = [turn.usage for turn in trajectory.turns]
     failure, reward = trajectory.failure, trajectory.reward
     return {
         "id": str(uuid.uuid5(_NAMESPACE, f"{out.resolve()}/{name}")),
@@ -95,10 +94,10 @@ def _result(trajectory: Trajectory, out: Path, name: str) -> dict[str, Any]:
             "model_info": {"name": trajectory.model} if trajectory.model else None,
         },
         "agent_result": {
-            "n_input_tokens": sum(usage.prompt for usage in usages),
-            "n_cache_tokens": sum(usage.cached for usage in usages),
-            "n_output_tokens": sum(usage.completion for usage in usages),
-            "cost_usd": sum(turn.cost for turn in trajectory.turns),
+            "n_input_tokens": trajectory.usage.prompt,
+            "n_cache_tokens": trajectory.usage.cached,
+            "n_output_tokens": trajectory.usage.completion,
+            "cost_usd": trajectory.cost,
         },
         "verifier_result": None if reward is None else {"rewards": {"reward": reward}},
         "exception_info": failure

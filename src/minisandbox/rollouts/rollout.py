@@ -23,7 +23,6 @@ from minisandbox.errors import (
     SandboxGone,
 )
 from minisandbox.grade import MAX_SUBMISSION, ONCE, Grade, Reason, Verdict, grade, grade_work, start_up
-from minisandbox.rollouts.budgets import Budgets
 from minisandbox.rollouts.setup import Setup
 from minisandbox.rollouts.state import RolloutState
 from minisandbox.runs import Threads
@@ -83,9 +82,7 @@ def rollout(
     return asyncio.run(rollout_async(task, image, setup, attempt=attempt))
 
 
-async def rollout_async(
-    task: Task, image: Image, setup: Setup, *, attempt: int = 0, graders: Threads | None = None
-) -> Trajectory:
+async def rollout_async(task: Task, image: Image, setup: Setup, *, attempt: int = 0) -> Trajectory:
     """Run an agent on a task once, and grade its submission.
 
     The agent's sandbox is stopped, with all its processes, before grading begins. Cancellation also stops the agent's
@@ -96,19 +93,15 @@ async def rollout_async(
         image: the task's image.
         setup: the agent, its model, and limits.
         attempt: the index of the rollout among the task's rollouts, from 0.
-        graders: grading threads, shared by concurrent rollouts; None for a temporary thread.
 
     Returns:
         The record. After an infrastructure error, ``failure`` contains the error, and ``finished`` is False.
     """
     state = RolloutState(task, (image.name, image.key), setup, attempt)
     await work(state, lambda: make_box(image, task, setup.limits))
-    cancellation = Cancellation()
-    # a failed rollout has no submission to grade, so it does not wait for the grading threads
-    grader = graders if graders is not None and state.failure is None else Threads(1, "grade")
+    cancellation, grader = Cancellation(), Threads(1, "grade")
     grading = grader.submit(finish, state, image, cancellation=cancellation)
-    if grader is not graders:
-        grader.close()
+    grader.close()
 
     def end() -> None:
         cancellation.cancel()
@@ -120,15 +113,6 @@ async def rollout_async(
     except asyncio.CancelledError:
         await call_blocking(end)
         raise
-
-
-def graders(count: int | None = None) -> Threads:
-    """Return grading threads for concurrent rollouts, which the caller must close.
-
-    Args:
-        count: maximum concurrent gradings; None for one per CPU.
-    """
-    return Threads(Budgets().gradings if count is None else count, "grade")
 
 
 def unreached(

@@ -68,7 +68,6 @@ class Summary:
         """
         graded, failure = trajectory.grade, trajectory.failure
         reason, detail = (failure.kind, failure.detail) if failure else ("", trajectory.detail)
-        usages = [turn.usage for turn in trajectory.turns]
         return cls(
             trajectory.instance_id,
             trajectory.attempt,
@@ -83,12 +82,8 @@ class Summary:
             len(trajectory.tries) + 1,
             len(trajectory.turns),
             len(trajectory.steps),
-            TokenUsage(
-                sum(one.prompt for one in usages),
-                sum(one.completion for one in usages),
-                sum(one.cached for one in usages),
-            ),
-            sum(turn.cost for turn in trajectory.turns),
+            trajectory.usage,
+            trajectory.cost,
             trajectory.agent,
             trajectory.model,
             trajectory.started,

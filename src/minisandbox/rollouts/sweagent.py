@@ -51,7 +51,6 @@ def trajectory_file(trajectory: Trajectory) -> dict[str, object]:
         trajectory: the rollout's record.
     """
     patch = trajectory.submission
-    usages = [turn.usage for turn in trajectory.turns]
     name = trajectory.model or trajectory.agent
     return {
         "trajectory": _turns(trajectory) or _steps(trajectory),
@@ -62,9 +61,9 @@ def trajectory_file(trajectory: Trajectory) -> dict[str, object]:
             "submission": None if patch is None else patch.decode("utf-8", "surrogateescape"),
             "reward": trajectory.reward,
             "model_stats": {
-                "instance_cost": sum(turn.cost for turn in trajectory.turns),
-                "tokens_sent": sum(one.prompt for one in usages),
-                "tokens_received": sum(one.completion for one in usages),
+                "instance_cost": trajectory.cost,
+                "tokens_sent": trajectory.usage.prompt,
+                "tokens_received": trajectory.usage.completion,
                 "api_calls": len(trajectory.turns),
             },
         },

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import queue
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Future
+from concurrent.futures import Future, as_completed
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -126,7 +125,6 @@ def as_finished(
         BaseException: ``function`` failed with this exception.
     """
     threads, stopped = Threads(workers, "worker"), threading.Event()
-    finished_calls = queue.SimpleQueue[tuple[int, Future[T]]]()
 
     def begin(item: Item) -> T:
         if stopped.is_set():
@@ -137,17 +135,11 @@ def as_finished(
             stopped.set()
             raise
 
-    def note(index: int, call: Future[T]) -> None:
-        finished_calls.put((index, call))
-
     try:
-        calls = [threads.submit(begin, item) for item in items]
-        for index, call in enumerate(calls):
-            call.add_done_callback(functools.partial(note, index))
-        for _ in calls:
-            index, call = finished_calls.get()
-            if not isinstance(call.exception(), _StoppedError):  # the queue still has the error that stopped the calls
-                yield index, call.result()
+        indices = {threads.submit(begin, item): index for index, item in enumerate(items)}
+        for call in as_completed(indices):
+            if not isinstance(call.exception(), _StoppedError):  # the error that stopped the calls is still to come
+                yield indices[call], call.result()
     finally:
         stopped.set()
         threads.close()

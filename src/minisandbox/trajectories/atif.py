@@ -90,7 +90,6 @@ def atif_of(trajectory: Trajectory, *, example: Example, tokens: bool = True) ->
     steps = list(_message_steps(trajectory, tokens) if trajectory.messages else _command_steps(trajectory))
     if not steps:
         return None
-    usages = [turn.usage for turn in trajectory.turns]
     facts = _Facts(
         example.instance_id, example.attempt, example.exit_status, example.reward, example.flags, example.style
     )
@@ -107,10 +106,10 @@ def atif_of(trajectory: Trajectory, *, example: Example, tokens: bool = True) ->
         },
         "steps": [{"step_id": number, **step} for number, step in enumerate(steps, start=1)],
         "final_metrics": {
-            "total_prompt_tokens": sum(usage.prompt for usage in usages),
-            "total_completion_tokens": sum(usage.completion for usage in usages),
-            "total_cached_tokens": sum(usage.cached for usage in usages),
-            "total_cost_usd": sum(turn.cost for turn in trajectory.turns),
+            "total_prompt_tokens": trajectory.usage.prompt,
+            "total_completion_tokens": trajectory.usage.completion,
+            "total_cached_tokens": trajectory.usage.cached,
+            "total_cost_usd": trajectory.cost,
             "total_steps": len(steps),
         },
         "extra": {_OURS: to_json(facts)},

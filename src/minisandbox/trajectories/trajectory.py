@@ -199,6 +199,21 @@ class Trajectory:
         return None if self.grade is None or self.failure is not None else self.grade.reward
 
     @property
+    def usage(self) -> TokenUsage:
+        """The token counts of all responses together."""
+        usages = [turn.usage for turn in self.turns]
+        return TokenUsage(
+            sum(usage.prompt for usage in usages),
+            sum(usage.completion for usage in usages),
+            sum(usage.cached for usage in usages),
+        )
+
+    @property
+    def cost(self) -> float:
+        """The cost of all responses together, in US dollars."""
+        return sum(turn.cost for turn in self.turns)
+
+    @property
     def unconfirmed(self) -> bool:
         """Whether all tests passed, but further test runs could not confirm the pass."""
         return self.failure is None and self.grade is not None and self.grade.verdict is Verdict.UNCONFIRMED

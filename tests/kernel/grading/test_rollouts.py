@@ -34,7 +34,6 @@ from minisandbox.rollouts import (
     Batch,
     Budgets,
     Progress,
-    RunDirectory,
     RunReader,
     Setup,
     Summary,
@@ -43,7 +42,6 @@ from minisandbox.rollouts import (
     rollout_async,
     run_batch,
 )
-from minisandbox.runs import Config
 from minisandbox.sandbox import Sandbox
 from minisandbox.sandbox.cancellation import CancelledError
 from minisandbox.sandbox.core import Core
@@ -338,42 +336,6 @@ def test_what_cannot_be_a_batch(tmp_path: Path, smith: Task, smith_image: Image)
     with pytest.raises(InvalidValue, match="configuration cannot be stored"):
         Setup(agent=EmptyAgent(), configuration={"x": float("nan")})
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.once
-def test_who_stops_waiting_for_the_directory_does_not_keep_it(
-    smith: Task, smith_image: Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened, go_on = threading.Event(), threading.Event()
-    real = RunDirectory.open
-
-    def slowly(path: Path, config: Config) -> RunDirectory:
-        run = real(path, config)
-        opened.set()
-        assert go_on.wait(120)
-        return run
-
-    async def cut() -> None:
-        made = Batch([smith], Setup(agent=EmptyAgent()), tmp_path, image_of=lambda _: smith_image)
-        running = asyncio.create_task(made.run())
-        await asyncio.to_thread(opened.wait, 120)
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-        go_on.set()
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RunDirectory, "open", slowly)
-        asyncio.run(cut())
-    waiting.until(lambda: not held(tmp_path), 120)
-
-
-def held(run: Path) -> bool:
-    try:
-        RunDirectory.open(run, json.loads((run / "run.json").read_text())["config"]).close()
-    except RunError:
-        return True
-    return False
 
 
 @pytest.mark.once

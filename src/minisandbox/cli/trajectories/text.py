@@ -51,12 +51,10 @@ class RolloutPrinter:
         phases = [(name, getattr(timings, name)) for name in timings.__slots__ if getattr(timings, name) > 0]
         put_styled("; ".join(f"{name.replace('_', ' ')} {human_seconds(seconds)}" for name, seconds in phases))
         if trajectory.turns:
-            prompt_tokens = sum(turn.usage.prompt for turn in trajectory.turns)
-            sampled_tokens = sum(turn.usage.completion for turn in trajectory.turns)
-            cost = sum(turn.cost for turn in trajectory.turns)
+            usage, cost = trajectory.usage, trajectory.cost
             rows = f", {len(trajectory.rows)} training rows" if trajectory.rows else ", no token ids"
             dollars = f", ${cost:.4f}" if cost else ""
-            tokens = f"{prompt_tokens} tokens read, {sampled_tokens} sampled"
+            tokens = f"{usage.prompt} tokens read, {usage.completion} sampled"
             put_styled(f"{len(trajectory.turns)} turns, {tokens}{rows}{dollars}")
         for line in (trajectory.detail, *(f"earlier try: {error.phase}: {error.detail}" for error in trajectory.tries)):
             if line:

@@ -181,13 +181,13 @@ class NodeActor:
         tags = {"node": self._arguments[0]}
         rollouts = Gauge("minisandbox_rollouts", "Rollouts of a node, by stage.", ("node", "stage"))
         images = Gauge("minisandbox_images", "Images in a node's store.", ("node",))
-        left = Gauge("minisandbox_left", "Rollouts that a batch has not finished yet, on all nodes.", ("node",))
+        remaining = Gauge("minisandbox_left", "Rollouts that a batch has not finished yet, on all nodes.", ("node",))
         while self._silent < LEASE:
             status = self._worker.status()
             for stage, count in status.stages.items():
                 rollouts.set(count, {**tags, "stage": stage})
             images.set(status.images, tags)
-            left.set(status.left, tags)
+            remaining.set(status.remaining, tags)
             await asyncio.sleep(1)
             self._silent += 1
         os._exit(1)

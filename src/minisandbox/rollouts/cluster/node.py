@@ -72,13 +72,13 @@ class Order:
         builds: tasks whose images the node must build.
         jobs: jobs to start. The node has their images.
         drop: keys of cancelled jobs, which the node must drop.
-        left: unfinished jobs of the batch, on all nodes.
+        remaining: unfinished jobs of the batch, on all nodes.
     """
 
     builds: tuple[Task, ...] = ()
     jobs: tuple[Job, ...] = ()
     drop: tuple[Key, ...] = ()
-    left: int = 0
+    remaining: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +88,12 @@ class Status:
     Attributes:
         stages: number of jobs by stage; checks are ``queued`` or in ``grade``.
         images: number of images in the node's store.
-        left: unfinished jobs of the batch, on all nodes, according to the driver's last order.
+        remaining: unfinished jobs of the batch, on all nodes, according to the driver's last order.
     """
 
     stages: Mapping[str, int] = field(default_factory=dict)
     images: int = 0
-    left: int = 0
+    remaining: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class Worker:
         self._outcomes: list[tuple[Key, Outcome]] = []
         self._built: dict[str, MiniSandboxError | None] = {}
         self._fault: Exception | None = None
-        self._left = 0
+        self._remaining = 0
         self._background: set[asyncio.Task[None]] = set()
         self._serving = asyncio.ensure_future(self._executor.serve(self))
 
@@ -155,7 +155,7 @@ class Worker:
         Raises:
             Exception: a bug has stopped the executor or a background task.
         """
-        self._left = order.left
+        self._remaining = order.remaining
         for key in order.drop:
             if (dropped := self._jobs.pop(key, None)) is not None:
                 self._executor.forget(dropped)
@@ -185,7 +185,9 @@ class Worker:
     def status(self) -> Status:
         """Return the node's status."""
         counts = Counter(job.stage for job in self._jobs.values())
-        return Status({stage: counts[stage] for stage in STAGES}, sum(1 for _ in self._store.image_names()), self._left)
+        return Status(
+            {stage: counts[stage] for stage in STAGES}, sum(1 for _ in self._store.image_names()), self._remaining
+        )
 
     def _free(self) -> int:
         rollouts = [job for job in self._jobs.values() if job.check is not None or job.stage != "grade"]
