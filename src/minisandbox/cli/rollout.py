@@ -89,7 +89,6 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
         ("gradings", "submissions graded at once (default: one per core)"),
     ):
         group.add_argument(f"--{name}", type=int, metavar="N", help=text)
-    group.add_argument("--warm", type=int, metavar="N", help="sandboxes started ahead (default: 2)")
     for name, default, text in (
         ("deadline", DEADLINE, f"time limit of an agent, waiting included (default: {DEADLINE:g})"),
         ("start-jitter", 0.0, "spread the first rollouts randomly over this time (default: 0)"),

@@ -6,7 +6,6 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Protocol
 
 from minisandbox.errors import (
@@ -22,11 +21,10 @@ from minisandbox.errors import (
 )
 from minisandbox.rollouts.budgets import Budgets
 from minisandbox.rollouts.database import pack
-from minisandbox.rollouts.jobs import Job, JobQueue, Key, Outcome
+from minisandbox.rollouts.jobs import Job, Key, Outcome
 from minisandbox.rollouts.rollout import finish, make_box, unreached, work
 from minisandbox.rollouts.setup import ImageOf, ImagesOf, Setup
 from minisandbox.rollouts.state import RolloutState
-from minisandbox.rollouts.warm import WarmPool
 from minisandbox.runs import Threads
 from minisandbox.sandbox import AsyncSandbox
 from minisandbox.sandbox.cancellation import Cancellation, CancelledError
@@ -69,7 +67,7 @@ class Crew(Protocol):
         """Start no more rollouts."""
 
     async def close(self) -> None:
-        """Release all resources, including sandboxes that were created in advance."""
+        """Release all resources."""
 
 
 class Executor:
@@ -109,10 +107,9 @@ class Executor:
         self._answered = False
         self._under_way: set[RolloutState] = set()
         self._draining = False
-        self._queue = JobQueue()
+        self._queue = asyncio.Queue[Job | None]()  # jobs whose image is ready; None tells the workers to exit
         self._slots = asyncio.Semaphore(budgets.workers + 2 * budgets.gradings)
-        self._build_slots = asyncio.Semaphore(budgets.builds)
-        self._warm: WarmPool[Key] = WarmPool(budgets.warm, budgets.starts)
+        self._starts = asyncio.Semaphore(budgets.starts)
         self._builders = Threads(budgets.builds, "image")
         self._graders = Threads(budgets.gradings, "grade")
         self._grading = Cancellation()
@@ -123,7 +120,7 @@ class Executor:
         async with asyncio.TaskGroup() as group:
             self._start_workers(group, owner, len(todo))
             await self._provide(todo)
-            self._queue.close()
+            self._queue.put_nowait(None)
 
     async def serve(self, owner: JobOwner) -> None:
         """Run the jobs given to :meth:`put`, until :meth:`drain`."""
@@ -148,18 +145,21 @@ class Executor:
             group.create_task(self._work())
 
     def _put_ready(self, jobs: list[Job]) -> None:
-        self._queue.put(jobs)
-        self._make_ahead()
+        if not self._draining:
+            for job in jobs:
+                self._queue.put_nowait(job)
 
     def drain(self) -> None:
         """Start no more rollouts."""
         self._draining = True
-        self._queue.close(clear=True)
+        while not self._queue.empty():
+            self._queue.get_nowait()
+        self._queue.put_nowait(None)
         if self._building is not None:
             self._builders.submit(self._building.cancel)
 
     async def close(self) -> None:
-        """Release sandboxes that were created in advance, and cancel builds and gradings."""
+        """Cancel builds and gradings."""
 
         def end() -> None:
             self._grading.cancel()
@@ -167,12 +167,9 @@ class Executor:
                 self._building.cancel()
             self._graders.join(_ENDING)
 
-        try:
-            await self._warm.close()
-        finally:
-            for threads in (self._builders, self._graders, self._packer):
-                threads.close()
-            await call_blocking(end)
+        for threads in (self._builders, self._graders, self._packer):
+            threads.close()
+        await call_blocking(end)
 
     # --- images ------------------------------------------------------------------------------------------------------
 
@@ -191,36 +188,42 @@ class Executor:
                 tasks.create_task(self._provide_image(group))
 
     async def _provide_image(self, jobs: list[Job]) -> None:
-        task, building = jobs[0].task, self._building
-        async with self._build_slots if building is None else nullcontext():
-            if building is None and self._draining:
-                return
-            began = time.monotonic()
+        task, building, began = jobs[0].task, self._building, time.monotonic()
+        for job in jobs:
+            job.stage = "image"
+        try:
+            image = await (
+                self.image(task) if building is None else asyncio.wrap_future(building.images[task.instance_id])
+            )
+        except CancelledError:  # these jobs do not start
             for job in jobs:
-                job.stage = "image"
-            try:
-                image = await (
-                    self.image(task) if building is None else asyncio.wrap_future(building.images[task.instance_id])
-                )
-            except CancelledError:  # the build was cancelled before these jobs started
-                for job in jobs:
-                    job.stage = "queued"
-            except MiniSandboxError as error:
-                for job in jobs:
-                    times = {"queued": began - job.since, "image": time.monotonic() - began}
-                    trajectory = unreached(job.task, self._setup, job.attempt, error, waited=times)
-                    await self._owner.ended(job, await self._packer.run(pack, trajectory))
-            except Exception as error:  # noqa: BLE001 - a bug: let running jobs finish, then raise the error
-                self._owner.stop_with(error)
-            else:
-                for job in jobs:
-                    job.image, job.image_seconds, job.stage = image, time.monotonic() - began, "queued"
-                self._put_ready(jobs)
+                job.stage = "queued"
+        except MiniSandboxError as error:
+            for job in jobs:
+                times = {"queued": began - job.since, "image": time.monotonic() - began}
+                trajectory = unreached(job.task, self._setup, job.attempt, error, waited=times)
+                await self._owner.ended(job, await self._packer.run(pack, trajectory))
+        except Exception as error:  # noqa: BLE001 - a bug: let running jobs finish, then raise the error
+            self._owner.stop_with(error)
+        else:
+            for job in jobs:
+                job.image, job.image_seconds, job.stage = image, time.monotonic() - began, "queued"
+            self._put_ready(jobs)
 
     async def image(self, task: Task) -> Image:
-        """Return a task's image; build the image if necessary."""
-        assert self._image_of is not None
-        return await self._builders.run(self._image_of, task)
+        """Return a task's image; build the image if necessary.
+
+        Raises:
+            CancelledError: the build had not started when the executor was drained.
+        """
+
+        def build() -> Image:
+            if self._draining:
+                raise CancelledError
+            assert self._image_of is not None
+            return self._image_of(task)
+
+        return await self._builders.run(build)
 
     # --- rollouts ----------------------------------------------------------------------------------------------------
 
@@ -228,10 +231,8 @@ class Executor:
         """Run queued jobs one after another, as one of several concurrent workers."""
         if self._jitter:
             await asyncio.sleep(random.uniform(0.0, self._jitter))  # noqa: S311 - spreads the load
-        while (job := await self._queue.take()) is not None:
-            self._make_ahead()
+        while (job := await self._queue.get()) is not None:
             if job.dropped:
-                await self._warm.discard(job.key)
                 continue
             await self._slots.acquire()  # do not start an agent while grading is behind
             attempt = self._running[job.key] = asyncio.ensure_future(self._attempted(job))
@@ -245,36 +246,28 @@ class Executor:
             finally:
                 del self._running[job.key]
             self._group.create_task(self._conclude(job, state))
-
-    def _make_ahead(self) -> None:
-        """Start creating sandboxes in advance for the next jobs."""
-        for job in self._queue.next(self._budgets.warm):
-            if self._draining or not self._warm.expect(job.key, lambda job=job: self._new_box(job)):  # type: ignore[misc] # binds this iteration's job
-                return
-
-    async def _new_box(self, job: Job) -> AsyncSandbox:
-        assert job.image is not None
-        return await make_box(job.image, job.task, self._setup.limits)
+        self._queue.put_nowait(None)  # for the other workers
 
     async def _attempted(self, job: Job) -> RolloutState:
         """Run the agent, and retry after an infrastructure error; return the state after the last try."""
         tries: tuple[Failure, ...] = ()
         times = {"queued": time.monotonic() - job.since, "image": job.image_seconds}
         setup = self._setup if job.draw is None else job.draw.of(self._setup)
-        assert job.image is not None
-        image = (job.image.name, job.image.key)
+        image = job.image
+        assert image is not None
 
-        async def take_box() -> AsyncSandbox:
-            box = await self._warm.take(job.key, lambda: self._new_box(job))
+        async def make() -> AsyncSandbox:
+            async with self._starts:
+                box = await make_box(image, job.task, setup.limits)
             job.stage = "agent"
             return box
 
         while True:
             job.stage = "sandbox"
-            state = RolloutState(job.task, image, setup, job.attempt, tries=tries, waited=times)
+            state = RolloutState(job.task, (image.name, image.key), setup, job.attempt, tries=tries, waited=times)
             self._under_way.add(state)
             try:
-                await work(state, take_box)
+                await work(state, make)
             finally:
                 self._under_way.discard(state)
             self._stop_if_hopeless(state)

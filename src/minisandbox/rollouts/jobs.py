@@ -1,13 +1,9 @@
-"""Define jobs (one rollout or check each), and the queue of jobs whose image is ready."""
+"""Define jobs: one rollout or check each."""
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias
 
 from minisandbox.rollouts.database import Packed
@@ -74,45 +70,3 @@ def _unpickled(
     waited: float, task: Task, attempt: int, draw: Draw | None, check: Check[Task] | None, earlier: str | None
 ) -> Job:
     return Job(task, attempt, time.monotonic() - waited, draw, check, earlier)
-
-
-class JobQueue:
-    """A first-in, first-out queue of jobs. :class:`asyncio.Queue` can neither be closed nor be peeked into."""
-
-    def __init__(self) -> None:
-        self._jobs: deque[Job] = deque()
-        self._waiting = asyncio.Semaphore(0)
-        self._closed = False
-
-    def put(self, jobs: Iterable[Job]) -> None:
-        """Add jobs, unless the queue is closed."""
-        for job in jobs:
-            if not self._closed:
-                self._jobs.append(job)
-                self._waiting.release()
-
-    def next(self, count: int) -> list[Job]:
-        """Return the first ``count`` jobs without removing them."""
-        return list(islice(self._jobs, count))
-
-    async def take(self) -> Job | None:
-        """Wait for the first job and remove it; return None once the queue is closed and empty."""
-        while True:
-            await self._waiting.acquire()
-            if self._jobs:
-                return self._jobs.popleft()
-            if self._closed:
-                self._waiting.release()  # wake the other waiters too
-                return None
-
-    def close(self, *, clear: bool = False) -> None:
-        """Accept no more jobs.
-
-        Args:
-            clear: whether to drop the waiting jobs.
-        """
-        if clear:
-            self._jobs.clear()
-        if not self._closed:
-            self._closed = True
-            self._waiting.release()

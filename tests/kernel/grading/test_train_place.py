@@ -107,7 +107,7 @@ def test_a_cancelled_rollout_stops_its_agent_and_frees_its_place(smith: Task, sm
             begun.append((session.attempt, session.box.id))
             return await super().run(task, session)
 
-    limits = Budgets(workers=1, warm=1)
+    limits = Budgets(workers=1)
     with RolloutThread(Setup(agent=Noting()), image_of=lambda _: smith_image, budgets=limits) as thread:
 
         async def step() -> None:

@@ -125,8 +125,7 @@ class Worker:
 
     def __init__(self, name: str, resources: Resources, terms: Terms, store: Store) -> None:
         self._terms, self._store = terms, store
-        # create no sandbox in advance, because the node gets only jobs that it can start
-        budgets = Budgets(workers=resources.sandboxes, builds=resources.builds, warm=0, **terms.limits)
+        budgets = Budgets(workers=resources.sandboxes, builds=resources.builds, **terms.limits)
         self.capacity = budgets.gradings if terms.checks else resources.sandboxes
         self._changed = asyncio.Event()
         self._executor = Executor(
