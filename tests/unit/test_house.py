@@ -57,6 +57,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "trajectories": ("tasks", "grade", "models", "agents"),
     "rollouts": BELOW_ROLLOUTS,
     "train": ("trajectories", "rollouts", "models", "tasks", "agents", "grade"),
+    "view": ("trajectories", "rollouts", "models", "grade", "store.", "sandbox."),
 }
 FREE = ("integrations", "cli", "__main__")
 SHARED = (
@@ -262,11 +263,11 @@ def test_the_core_uses_the_standard_library_alone() -> None:
     assert not offences, "\n".join(offences)
 
 
+# Functions import these, where the extra is installed.
 WHOLLY_OPTIONAL = (
-    "models/engine/decoding.py",
-    "train/losses.py",
-    "train/learner.py",
-)  # functions import it, where torch is installed
+    "models/engine/decoding.py", "train/losses.py", "train/learner.py", "view/charts.py", "view/pages.py",
+    "view/server.py",
+)  # fmt: skip
 
 
 def test_optional_packages_are_imported_inside_functions() -> None:

@@ -32,6 +32,7 @@ COMMANDS = {
     "rollout": "run an agent on tasks, and grade its submissions",
     "cluster": "run rollouts on several machines; show their state",
     "trajectories": "read the rollouts of a run; select and write training data",
+    "view": "show runs, tasks and rollouts as web pages in your browser",
     "train": "fine-tune a model on trajectories; train it by reinforcement learning in sandboxes",
     "sweagent": "run SWE-agent with sandboxes as its deployment",
     "model": "fetch and serve the embedded model; capture the tokens that agents' models sample",

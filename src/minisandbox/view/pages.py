@@ -1,0 +1,304 @@
+"""Render the pages. Templates escape every value, and show control characters as escapes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from urllib.parse import quote, urlencode
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from minisandbox import __version__
+from minisandbox.errors import NotFound
+from minisandbox.grade import Verdict
+from minisandbox.trajectories import Trajectory
+from minisandbox.types import human_size
+from minisandbox.view import charts
+from minisandbox.view.index import PAGE, Filter, Row, RunIndex, TaskRow, Totals
+from minisandbox.view.rollout import TOKENS, tests_by_outcome, token_spans, turns_of
+from minisandbox.view.site import Site
+from minisandbox.view.text import diff_of, excerpt, visible
+
+STATIC = Path(__file__).parent / "static"
+_TEMPLATES = Path(__file__).parent / "templates"
+_NOTHING = "-"
+_HEADINGS = {
+    Verdict.RESOLVED: "Resolved: all named tests passed, in a believed run",
+    Verdict.UNCONFIRMED: "In doubt: all named tests passed, and no further run confirmed it",
+    Verdict.TAMPERED: "Not believed: the submission changed how it was graded",
+}
+_TONES = {
+    "resolved": "good", "passed": "good", "unconfirmed": "doubt", "tampered": "doubt", "not graded": "broken",
+    "infra_error": "broken",
+}  # fmt: skip
+
+
+class Links:
+    """URLs of the pages. An export has other links."""
+
+    is_static = False
+
+    def runs(self) -> str:
+        """The page of all runs."""
+        return "/"
+
+    def run(self, key: str, query: str = "") -> str:
+        """The page of a run; ``query`` is its filter."""
+        return f"/runs/{quote(key, safe='')}{query}"
+
+    def compare(self, first: str, second: str) -> str:
+        """The comparison of two runs."""
+        return "/compare?" + urlencode({"a": first, "b": second})
+
+    def task(self, key: str, instance_id: str) -> str:
+        """The page of a task in a run."""
+        return f"{self.run(key)}/tasks/{quote(instance_id)}"
+
+    def rollout(self, key: str, instance_id: str, attempt: int) -> str:
+        """The page of a rollout."""
+        return f"{self.run(key)}/rollouts/{attempt}/{quote(instance_id)}"
+
+    def tokens(self, key: str, instance_id: str, attempt: int, row: int = 0, start: int = 0) -> str:
+        """The tokens of a rollout."""
+        query = urlencode({"row": row, "start": start})
+        return f"{self.run(key)}/tokens/{attempt}/{quote(instance_id)}?{query}"
+
+    def raw(self, key: str, instance_id: str, attempt: int, part: str) -> str:
+        """A text of a rollout, whole."""
+        return f"{self.run(key)}/raw/{attempt}/{quote(instance_id)}?{urlencode({'part': part})}"
+
+
+class Pages:
+    """The pages of a site.
+
+    Args:
+        site: the runs.
+        links: the URLs in the pages.
+    """
+
+    def __init__(self, site: Site, links: Links | None = None) -> None:
+        self.site, self.links = site, links or Links()
+        self._environment = Environment(
+            loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined, finalize=_shown,
+            trim_blocks=True, lstrip_blocks=True,
+        )  # fmt: skip
+        self._environment.filters |= {
+            "seconds": duration, "number": number, "percent": percent, "rate": rate, "size": human_size,
+            "excerpt": excerpt, "diff": diff_of, "when": when, "tone": tone,
+        }  # fmt: skip
+        self._environment.globals |= {
+            "links": self.links, "charts": charts, "version": __version__, "page_size": PAGE,
+        }  # fmt: skip
+
+    def render(self, template: str, **values: object) -> str:
+        """Render a template."""
+        return self._environment.get_template(template).render(values)
+
+    def runs(self) -> str:
+        """Render the page of all runs."""
+        rows = [(run, run.index.totals(Filter())) for run in self.site.runs()]
+        rows.sort(key=lambda row: row[1].last or "", reverse=True)
+        return self.render("runs.html", title="Runs", runs=rows)
+
+    def run(self, key: str, choice: Filter) -> str:
+        """Render the page of a run."""
+        run = self.site.run(key)
+        index = run.index
+        counts = {column: index.counts(column, choice) for column in ("outcome", "exit_status", "reason", "repository")}
+        return self.render(
+            "run.html", title=key, run=run, choice=choice, all=index.totals(Filter()), totals=index.totals(choice),
+            stages=index.stages(choice), counts=counts, rows=index.rows(choice),
+        )  # fmt: skip
+
+    def tasks(self, key: str, choice: Filter) -> str:
+        """Render the list of a run's tasks."""
+        tasks = self.site.run(key).index.tasks(choice)
+        return self.render("tasks.html", title=f"{key}: tasks", run=self.site.run(key), choice=choice, tasks=tasks)
+
+    def compare(self, first: str, second: str) -> str:
+        """Render the comparison of two runs."""
+        runs = [self.site.run(first), self.site.run(second)]
+        tasks = [{task.instance_id: task for task in run.index.tasks(Filter())} for run in runs]
+        return self.render(
+            "compare.html", title=f"{first} and {second}", runs=runs, changes=_changes(*tasks),
+            common=len(tasks[0].keys() & tasks[1].keys()), totals=[run.index.totals(Filter()) for run in runs],
+            stages=[run.index.stages(Filter()) for run in runs],
+        )  # fmt: skip
+
+    def task(self, key: str, instance_id: str) -> str:
+        """Render the rollouts of a task, with the outcome of each test in each rollout."""
+        run = self.site.run(key)
+        rows = run.index.attempts(instance_id)
+        if not rows:
+            raise NotFound(f"{key} has no rollout of {instance_id}")
+        trajectories = [trajectory_of(run.index, instance_id, row.attempt) for row in rows[:32]]
+        tests: dict[str, list[str]] = {}
+        for column, trajectory in enumerate(trajectories):
+            for test, outcome in trajectory.grade.outcomes if trajectory.grade else ():
+                tests.setdefault(test, [""] * len(trajectories))[column] = outcome
+        ordered = sorted(tests.items(), key=lambda item: all(outcome == "passed" for outcome in item[1]))
+        return self.render(
+            "task.html", title=instance_id, run=run, instance_id=instance_id, rows=rows, tests=ordered,
+            trajectories=trajectories, statement=_statement(trajectories[0]),
+        )  # fmt: skip
+
+    def rollout(self, key: str, instance_id: str, attempt: int, template: str = "rollout.html") -> str:
+        """Render a rollout."""
+        run = self.site.run(key)
+        trajectory = trajectory_of(run.index, instance_id, attempt)
+        before, after = run.index.neighbours(instance_id, attempt)
+        return self.render(
+            template, title=f"{instance_id}#{attempt}", run=run, trajectory=trajectory, turns=turns_of(trajectory),
+            tests=tests_by_outcome(trajectory), verdict=verdict_of(trajectory), before=before, after=after,
+            stages=_stages(trajectory), timings=asdict(trajectory.timings), anchor="",
+        )  # fmt: skip
+
+    def tokens(self, key: str, instance_id: str, attempt: int, number: int, start: int) -> str:
+        """Render a part of a row of tokens."""
+        run = self.site.run(key)
+        trajectory = trajectory_of(run.index, instance_id, attempt)
+        if not 0 <= number < len(trajectory.rows) or not 0 <= start < len(trajectory.rows[number].ids):
+            raise NotFound(f"{instance_id}#{attempt} has no such tokens")
+        row = trajectory.rows[number]
+        return self.render(
+            "tokens.html", title=f"{instance_id}#{attempt}: tokens", run=run, trajectory=trajectory, row=row,
+            number=number, start=start, spans=token_spans(row, start, self.site.tokenizer), length=len(row.ids),
+            page=TOKENS, has_text=self.site.tokenizer is not None,
+        )  # fmt: skip
+
+    def raw(self, key: str, instance_id: str, attempt: int, part: str) -> str:
+        """Return a text of a rollout, with escapes.
+
+        Args:
+            key: the run.
+            instance_id: the task's id.
+            attempt: the rollout's number.
+            part: ``message N``, ``stdout N``, ``stderr N``, ``turn N`` (its patch), ``patch``, ``log`` or ``tests``.
+        """
+        trajectory = trajectory_of(self.site.run(key).index, instance_id, attempt)
+        kind, _, text = part.partition(" ")
+        index = int(text) if text.isdecimal() and len(text) < 9 else 0
+        grade = trajectory.grade
+        readers: Mapping[str, Callable[[], str | bytes]] = {
+            "message": lambda: trajectory.messages[index].content,
+            "stdout": lambda: trajectory.steps[index].stdout,
+            "stderr": lambda: trajectory.steps[index].stderr,
+            "turn": lambda: (record.patch or b"") if (record := trajectory.patch_after(index)) else b"",
+            "patch": lambda: trajectory.submission or b"",
+            "log": lambda: grade.log if grade else "",
+            "tests": lambda: "\n".join(f"{outcome:12} {test}" for test, outcome in (grade.outcomes if grade else ())),
+        }
+        try:
+            content = readers[kind]()
+        except LookupError:
+            raise NotFound(f"{instance_id}#{attempt} has no {part!r}") from None
+        return visible(content if isinstance(content, str) else content.decode("utf-8", "backslashreplace"))
+
+
+def trajectory_of(index: RunIndex, instance_id: str, attempt: int) -> Trajectory:
+    """Return a rollout's record.
+
+    Raises:
+        NotFound: there is no such rollout.
+    """
+    trajectory = index.trajectory(instance_id, attempt)
+    if trajectory is None:
+        raise NotFound(f"there is no rollout {instance_id}#{attempt}")
+    return trajectory
+
+
+def verdict_of(trajectory: Trajectory) -> tuple[str, str]:
+    """Return a heading and a sentence on whether the grade is believed, and why."""
+    grade, failure = trajectory.grade, trajectory.failure
+    if failure is not None:
+        return f"No reward: infrastructure error in {failure.phase}", f"{failure.kind}: {failure.detail}"
+    if grade is None:
+        return "Not graded", trajectory.detail
+    heading = _HEADINGS.get(grade.verdict, str(grade.verdict).replace("_", " ").capitalize())
+    if grade.verdict is Verdict.FAILED:
+        heading += ": the run of the tests is believed" if grade.judged else ": the run of the tests is not believed"
+    return heading, grade.detail
+
+
+def _stages(trajectory: Trajectory) -> dict[str, float]:
+    timings = trajectory.timings
+    return {
+        "sandbox": timings.sandbox_ready, "model": timings.model, "commands": timings.commands,
+        "agent": max(0.0, timings.agent - timings.model - timings.commands), "patch": timings.patch,
+        "grade": timings.grade,
+    }  # fmt: skip
+
+
+def _statement(trajectory: Trajectory) -> str:
+    """Return the task as the agent read it: the user's messages before the first response."""
+    first = next((turn.message for turn in trajectory.turns), len(trajectory.messages))
+    return "\n\n".join(message.content for message in trajectory.messages[:first] if message.role == "user")
+
+
+def _changes(
+    first: Mapping[str, TaskRow], second: Mapping[str, TaskRow]
+) -> list[tuple[str, TaskRow | None, TaskRow | None]]:
+    """Return the tasks whose mean rewards differ between two runs, largest change first."""
+
+    def change(instance_id: str) -> float:
+        rows = first.get(instance_id), second.get(instance_id)
+        before, after = ((row.reward or 0.0) if row else 0.0 for row in rows)
+        return after - before
+
+    differing = [
+        name for name in first.keys() | second.keys()
+        if (a.reward if (a := first.get(name)) else None) != (b.reward if (b := second.get(name)) else None)
+    ]  # fmt: skip
+    return [(name, first.get(name), second.get(name)) for name in sorted(differing, key=lambda n: (change(n), n))]
+
+
+# --- formats of values -----------------------------------------------------------------------------------------------
+
+
+def _shown(value: object) -> object:
+    """Make every printed value of a template harmless, before Jinja escapes it for HTML."""
+    return value if isinstance(value, Markup) else visible("" if value is None else str(value))
+
+
+def duration(seconds: float) -> str:
+    """Return a duration for reading: ``12 ms``, ``3.4 s``, ``5 min``, ``2.1 h``."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def number(value: float) -> str:
+    """Return a number with separators of thousands."""
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.3g}"
+
+
+def percent(value: float | None) -> str:
+    """Return a proportion as a percentage, or a dash for None."""
+    return _NOTHING if value is None or math.isnan(value) else f"{100 * value:.1f} %".replace(".0 %", " %")
+
+
+def rate(totals: Totals) -> Markup:
+    """Draw a mean reward with its interval."""
+    return Markup() if totals.reward is None else charts.interval(totals.reward, totals.interval)
+
+
+def when(text: str | None) -> str:
+    """Return a time of the database for reading, in UTC."""
+    try:
+        return datetime.fromisoformat(text or "").strftime("%d %b %Y, %H:%M")
+    except ValueError:
+        return text or _NOTHING
+
+
+def tone(row: Row | Trajectory | str) -> str:
+    """Return the class that colours an outcome: ``good``, ``bad``, ``doubt`` or ``broken``."""
+    if isinstance(row, Trajectory):
+        row = "failed in" if row.failure else str(row.grade.verdict) if row.grade else "not graded"
+    outcome = row if isinstance(row, str) else row.outcome
+    return "broken" if outcome.startswith("failed in") else _TONES.get(outcome, "bad")
