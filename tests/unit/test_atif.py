@@ -18,17 +18,19 @@ from minisandbox.models import Message, Tokens, ToolCall
 from minisandbox.models.graph import TokenGraph
 from minisandbox.rollouts import RunDirectory
 from minisandbox.rollouts.examples import open_examples
+from minisandbox.trajectories import PatchRecord
 from minisandbox.trajectories.example import Example
 from minisandbox.trajectories.sources import read_examples
 
 assert DONE.grade is not None
 GRAPH = TokenGraph()
 GRAPH.add(Tokens(array("i", (1, 2, 3)), array("i", (4, 5)), array("d", (-0.25, -1.5))))
-GRAPH.add(Tokens(array("i", (1, 2, 3, 4, 5, 6)), array("i", (7,)), array("d", (-0.125,))))
+GRAPH.add(Tokens(array("i", (1, 2, 3, 4, 5, 6)), array("i", (7, 8)), array("d", (-0.125, -1.0)), ((3, 1), (4, 1))))
 WITH_TOKENS = replace(
     DONE,
     instance_id="a__b-4",
     rows=GRAPH.rows(),
+    patches=(PatchRecord(1, b"diff --git a/x b/x\n"),),
     grade=replace(DONE.grade, flags=(Flag("pytest_config", "setup.cfg"),)),
 )
 TEXT = replace(
@@ -96,6 +98,8 @@ def test_the_results_of_a_job(run: Path, tmp_path: Path) -> None:
     steps = trajectory["steps"]
     assert "completion_token_ids" not in steps[2]["metrics"]
     assert steps[2]["timestamp"] == "2025-01-01T00:00:00.100000+00:00"
+    assert steps[2]["extra"] == {"minisandbox": {"turn": 1, "patch": "diff --git a/x b/x\n", "detail": ""}}
+    assert ["extra" in step for step in steps] == [False, False, True, False]
     assert steps[2]["observation"] == {"results": [{"content": "x", "source_call_id": "c1"}]}
 
 

@@ -20,7 +20,7 @@ from minisandbox.models import Message, TokenUsage, ToolCall
 from minisandbox.rollouts import Progress, RunDirectory, Summary, export_overview, export_sweagent
 from minisandbox.rollouts.sweagent import trajectory_file
 from minisandbox.tasks import read_statuses
-from minisandbox.trajectories import Failure, StepRecord, Timings, Trajectory, TurnRecord
+from minisandbox.trajectories import Failure, PatchRecord, StepRecord, Timings, Trajectory, TurnRecord
 
 CALL = ToolCall("c1", "bash", '{"command": "ls"}')
 GRADE = Grade("a__b-1", Verdict.RESOLVED, Reason.RESOLVED, "every named test passed", (("t.py::a", "passed"),))
@@ -104,6 +104,8 @@ def test_the_layout_of_swe_agent(run: Path, tmp_path: Path) -> None:
     assert [len(one["query"]) for one in traj["trajectory"]] == [2, 4]
     assert [one["role"] for one in traj["history"]] == ["system", "user", "assistant", "tool", "assistant"]
     assert traj["info"]["exit_status"] == "submitted"
+    with_patch = trajectory_file(replace(DONE, patches=(PatchRecord(2, b"diff\n"),)))
+    assert [one["state"] for one in with_patch["trajectory"]] == [{}, {"diff": "diff\n"}]  # type: ignore[attr-defined] # a list
     stopped = trajectory_file(replace(DONE, exit_status="submitted (exit_steps)"))
     assert stopped["info"]["exit_status"] == "submitted (exit_cost)"  # type: ignore[index] # SWE-agent's word for it
     assert traj["info"]["model_stats"] == {

@@ -8,7 +8,7 @@ import re
 import sys
 from array import array
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.scripted_model import decode_answer
@@ -22,7 +22,6 @@ from minisandbox.trajectories.sources import read_examples
 from minisandbox.trajectories.styles import Converter
 from minisandbox.trajectories.tokenised import (
     IGNORED,
-    Tokenizer,
     captured_rows,
     count_tokens,
     open_tokenizer,
@@ -30,6 +29,9 @@ from minisandbox.trajectories.tokenised import (
     templated_row,
 )
 from minisandbox.trajectories.writing import write_rows
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 FORGETFUL = (  # as templates of reasoning models: earlier answers lose their thoughts
     "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' }}"
@@ -69,7 +71,7 @@ class Characters:
 
 
 @pytest.fixture(params=["characters", "slow", "transformers"])
-def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Tokenizer:
+def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> PreTrainedTokenizerBase:
     if request.param == "transformers":
         return open_tokenizer(saved_tokenizer(tmp_path / "tokenizer"))
     return Characters(is_fast=request.param == "characters")
@@ -110,7 +112,7 @@ def test_the_mask_in_print_is_what_the_model_said() -> None:
 # --- by a chat template ----------------------------------------------------------------------------------------------
 
 
-def test_a_template_says_what_a_model_would_have_sampled(tokenizer: Tokenizer) -> None:
+def test_a_template_says_what_a_model_would_have_sampled(tokenizer: PreTrainedTokenizerBase) -> None:
     row = templated_row(example(), tokenizer)
     lines = list(shown_mask(row, tokenizer))
     said = [message.content + "<|im_end|>" for message in MESSAGES if message.role == "assistant"]
@@ -123,7 +125,7 @@ def test_a_template_says_what_a_model_would_have_sampled(tokenizer: Tokenizer) -
     assert row.to_row()["logprobs"] is None
 
 
-def test_the_context_is_what_the_model_would_have_read(tokenizer: Tokenizer) -> None:
+def test_the_context_is_what_the_model_would_have_read(tokenizer: PreTrainedTokenizerBase) -> None:
     row = templated_row(example(), tokenizer)
     for number, message in enumerate(MESSAGES):
         if message.role == "assistant":
@@ -248,7 +250,7 @@ def test_the_engine_continues_a_conversation_with_the_tokens_of_the_whole_text(f
         known.keep(before, text, array("i", encode(text.removesuffix("\n"))))
 
 
-def test_tool_calls_and_published_sets(tokenizer: Tokenizer) -> None:
+def test_tool_calls_and_published_sets(tokenizer: PreTrainedTokenizerBase) -> None:
     [one, _] = read_examples(DATA / "published_tool.jsonl")
     converted = Converter("tool", tools=TOOLS).convert(one)
     row = templated_row(converted, tokenizer)
@@ -260,7 +262,7 @@ def test_tool_calls_and_published_sets(tokenizer: Tokenizer) -> None:
         assert templated_row(plain, tokenizer).mask.count(1)
 
 
-def test_tokens_are_counted_by_the_template(tokenizer: Tokenizer) -> None:
+def test_tokens_are_counted_by_the_template(tokenizer: PreTrainedTokenizerBase) -> None:
     assert count_tokens(example(), tokenizer) == len(templated_row(example(), tokenizer).ids)
 
 

@@ -66,6 +66,18 @@ def oldest_version(versions: Iterable[tuple[int, int]], mask: bytes) -> int | No
     return None if not trained or NO_VERSION in trained else min(trained)
 
 
+def versions_between(versions: Iterable[tuple[int, int]], start: int, end: int) -> tuple[tuple[int, int], ...]:
+    """Return the policy versions of a part of a row's tokens.
+
+    Args:
+        versions: the row's :attr:`TokenRow.versions`.
+        start: the index of the first token.
+        end: the index after the last token.
+    """
+    version_of = [version for version, count in versions for _ in range(count)]
+    return _joined((version, 1) for version in version_of[start:end])
+
+
 @dataclass(slots=True, eq=False)
 class _Node:
     """One response: the part of its prompt that follows the tokens of the previous node, and its sampled tokens."""

@@ -168,19 +168,6 @@ class Failed(Exception):
         self.named = named
 
 
-@dataclass(frozen=True, slots=True)
-class _ErrorText:
-    """A server's description of an error.
-
-    Attributes:
-        message: the message, cleaned.
-        codes: the error's ``code`` and ``type``.
-    """
-
-    message: str
-    codes: frozenset[str]
-
-
 def clean(text: str, secret: str = "") -> str:
     """Return a server's text as one line of bounded length, without control characters and without the key."""
     if len(secret) >= SHORTEST_KEY:
@@ -202,14 +189,14 @@ def failure_of(
         model: the requested model.
         secret: the key, which the message must not contain.
     """
-    error_text = _error_text(body, secret)
-    what = f"{server} responds {status} for {model!r}: {error_text.message or '(empty)'}"
+    message, codes = _error_text(body, secret)
+    what = f"{server} responds {status} for {model!r}: {message or '(empty)'}"
     named = body.decode("utf-8", "replace")
-    if status < 600 and _is_about_length(status, error_text):
+    if is_about_length(status, body):
         error = ContextExceeded(what, hint="shorten the history or the response (--max-tokens), or raise the context")
         return Failed(error, "never", named=named)
     if status in _PASSES or status >= 500:
-        if error_text.codes & _NO_MONEY:
+        if codes & _NO_MONEY:
             refused = ModelRefused(what, reason="the account has no quota left", hint="see the provider's billing page")
             return Failed(refused, "never")
         unavailable = ModelUnavailable(what, hint="if the server is overloaded, lower --model-concurrency")
@@ -250,28 +237,28 @@ def error_in(body: object) -> tuple[int, bytes] | None:
 
 def is_about_length(status: int, body: bytes) -> bool:
     """Return whether an error response says that a request exceeds the model's context."""
-    return status < 600 and _is_about_length(status, _error_text(body, ""))
-
-
-def _is_about_length(status: int, error_text: _ErrorText) -> bool:
-    if error_text.codes & _BY_CODE:
+    message, codes = _error_text(body, "")
+    if codes & _BY_CODE and status < 600:
         return True
     # llama.cpp sends 500; with other statuses the same words may mean another error
-    return status in (400, 413, 422, 500) and _BY_WORDS.search(error_text.message) is not None
+    return status in (400, 413, 422, 500) and _BY_WORDS.search(message) is not None
 
 
-def _error_text(body: bytes, secret: str) -> _ErrorText:
-    """Parse an error body: ``{"error": {"message", "type", "code"}}``, vLLM's old format, ``detail``, or plain text."""
+def _error_text(body: bytes, secret: str) -> tuple[str, frozenset[str]]:
+    """Return the cleaned message of an error response, and its ``code`` and ``type``.
+
+    The body is ``{"error": {"message", "type", "code"}}``, vLLM's old format, ``detail``, or plain text.
+    """
     try:
         value: object = json.loads(body)
     except (ValueError, RecursionError):
-        return _ErrorText(clean(body.decode("utf-8", "replace"), secret), frozenset())
+        return clean(body.decode("utf-8", "replace"), secret), frozenset()
     error = value.get("error", value) if isinstance(value, Mapping) else value
     if not isinstance(error, Mapping):
-        return _ErrorText(clean(str(error), secret), frozenset())
+        return clean(str(error), secret), frozenset()
     message = error.get("message") or error.get("detail") or error
     codes = frozenset(str(error.get(name)) for name in ("code", "type"))
-    return _ErrorText(clean(message if isinstance(message, str) else json.dumps(message), secret), codes)
+    return clean(message if isinstance(message, str) else json.dumps(message), secret), codes
 
 
 # --- transport --------------------------------------------------------------------------------------------------------

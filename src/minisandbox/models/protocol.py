@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from array import array
 from collections.abc import Callable, Mapping
@@ -58,14 +59,20 @@ class Message:
         """
         body: dict[str, object] = {"role": self.role, "content": self.content}
         if self.tool_calls:
-            body["tool_calls"] = [
-                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-                for call in self.tool_calls
-            ]
+            body["tool_calls"] = [_call_body(call, call.arguments) for call in self.tool_calls]
         if self.tool_call_id is not None:
             body["tool_call_id"] = self.tool_call_id
         if self.reasoning:
             body[reasoning_field] = self.reasoning
+        return body
+
+    def for_template(self) -> dict[str, object]:
+        """Return the message for a chat template: arguments of calls as objects, reasoning under both usual names."""
+        body = self.to_json()
+        if self.reasoning:
+            body["reasoning"] = self.reasoning
+        if self.tool_calls:
+            body["tool_calls"] = [_call_body(call, _object_or_text(call.arguments)) for call in self.tool_calls]
         return body
 
     @classmethod
@@ -91,6 +98,19 @@ class Message:
             answers if isinstance(answers, str) else None,
             _text(body.get("reasoning_content") or body.get("reasoning")),
         )
+
+
+def _call_body(call: ToolCall, arguments: object) -> dict[str, object]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+
+def _object_or_text(arguments: str) -> object:
+    """Return a call's arguments as an object, or unchanged if they are not a JSON object."""
+    try:
+        decoded = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return arguments
+    return decoded if isinstance(decoded, dict) else arguments
 
 
 def _tool_call(body: object) -> ToolCall:

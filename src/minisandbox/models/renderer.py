@@ -203,7 +203,7 @@ class Renderer:
         options = request.sampling.extra.get("chat_template_kwargs") or {}
         try:
             text = self._tokenizer.apply_chat_template(
-                [_for_template(message) for message in (*request.messages, *response)],
+                [message.for_template() for message in (*request.messages, *response)],
                 tools=[dict(tool) for tool in request.tools] or None,
                 add_generation_prompt=generation_prompt,
                 tokenize=False,
@@ -337,17 +337,3 @@ def _tool_call(text: str, seed: str) -> ToolCall | None:
     # Do not choose the id at random, because a seeded response must be reproducible.
     name = hashlib.sha256(seed.encode()).hexdigest()[:24]
     return ToolCall(f"call_{name}", body["name"], arguments)
-
-
-def _for_template(message: Message) -> dict[str, object]:
-    """Return a message for a template, with call arguments as objects and reasoning under both of its usual names."""
-    body = message.to_json()
-    if message.reasoning:
-        body["reasoning"] = message.reasoning
-    calls = body.get("tool_calls")
-    for call in calls if isinstance(calls, list) else ():
-        try:
-            call["function"]["arguments"] = json.loads(call["function"]["arguments"])
-        except (ValueError, RecursionError):
-            continue  # keep malformed JSON as text
-    return body

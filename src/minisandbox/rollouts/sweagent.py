@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Sequence
 
 from minisandbox.models import Message
-from minisandbox.trajectories import StepRecord, Trajectory, TurnRecord
+from minisandbox.trajectories import PatchRecord, StepRecord, Trajectory, TurnRecord
 
 _KINDS = {"system": "system_prompt", "user": "observation", "assistant": "action", "tool": "observation"}
 _SUBMIT = "submit"
@@ -89,12 +89,19 @@ def _turns(trajectory: Trajectory) -> list[dict[str, object]]:
                 "response": message.content,
                 "thought": _thought(message),
                 "execution_time": sum(step.duration for step in steps),
-                "state": {},
+                "state": _state(trajectory.patch_after(number + 1)),
                 "query": history[: turn.message],
                 "extra_info": {"seconds": turn.seconds, "tries": turn.tries},
             }
         )
     return turns
+
+
+def _state(record: PatchRecord | None) -> dict[str, str]:
+    """Return the state after a step, with the patch where SWE-agent's tool ``diff_state`` writes it."""
+    if record is None or record.patch is None:
+        return {}
+    return {"diff": record.patch.decode("utf-8", "surrogateescape")}
 
 
 def _steps(trajectory: Trajectory) -> list[dict[str, object]]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from minisandbox.errors import InvalidValue, MissingExtra, TrajectoryError
 from minisandbox.grade import Flag
 from minisandbox.models import Message, Role, TokenRow, Tokens, ToolCall
-from minisandbox.models.graph import TokenGraph
+from minisandbox.models.graph import TokenGraph, versions_between
 from minisandbox.trajectories.codec import from_json, to_json
 from minisandbox.trajectories.example import Example
 from minisandbox.trajectories.published import as_list, as_object, read_json
@@ -123,6 +123,7 @@ def _message_steps(trajectory: Trajectory, tokens: bool) -> Iterator[Json]:
     turn_of = {turn.message: number for number, turn in enumerate(trajectory.turns)}
     sampled = _sampled(trajectory.rows) if tokens else {}
     acted = {step.turn - 1 for step in trajectory.steps}
+    patches = {record.turn - 1: record for record in trajectory.patches}
     step: Json | None = None
     turn: int | None = None
     for index, message in enumerate(trajectory.messages):
@@ -140,6 +141,8 @@ def _message_steps(trajectory: Trajectory, tokens: bool) -> Iterator[Json]:
         if turn is not None and turn >= 0:
             step |= _timing(trajectory, trajectory.turns[turn])
             step["metrics"] = _metrics(trajectory.turns[turn], sampled.get(turn))
+            if turn in patches:
+                step["extra"] = {_OURS: to_json(patches[turn])}
     if step is not None:
         yield step
 
@@ -186,12 +189,15 @@ def _timing(trajectory: Trajectory, turn: TurnRecord) -> Json:
 
 
 def _metrics(turn: TurnRecord, tokens: Tokens | None) -> Json:
+    extra: Json = {"seconds": turn.seconds, "tries": turn.tries, "finish_reason": turn.finish_reason}
+    if tokens is not None and tokens.versions:
+        extra[_OURS] = {"versions": to_json(tokens.versions)}
     body: Json = {
         "prompt_tokens": turn.usage.prompt,
         "completion_tokens": turn.usage.completion,
         "cached_tokens": turn.usage.cached,
         "cost_usd": turn.cost,
-        "extra": {"seconds": turn.seconds, "tries": turn.tries, "finish_reason": turn.finish_reason},
+        "extra": extra,
     }
     if tokens is not None:
         body |= {
@@ -216,7 +222,8 @@ def _sampled(rows: Sequence[TokenRow]) -> dict[int, Tokens]:
         spans = [match.span() for match in re.finditer(rb"\x01+", row.mask)]
         if len(spans) == len(turns):
             for turn, (start, end) in zip(turns, spans, strict=True):
-                tokens[turn] = Tokens(row.ids[:start], row.ids[start:end], row.logprobs[start:end])
+                versions = versions_between(row.versions, start, end)
+                tokens[turn] = Tokens(row.ids[:start], row.ids[start:end], row.logprobs[start:end], versions)
     return tokens
 
 
@@ -400,7 +407,9 @@ def _rows(steps: Sequence[atif.Step]) -> tuple[TokenRow, ...]:
         prompt, sampled = array("i", metrics.prompt_token_ids), array("i", metrics.completion_token_ids)
         is_complete = len(metrics.logprobs or ()) == len(sampled)
         logprobs = array("d", metrics.logprobs or () if is_complete else bytes(8 * len(sampled)))
-        graph.add(Tokens(prompt, sampled, logprobs), trained=is_complete)
+        versions = as_object((metrics.extra or {}).get(_OURS)).get("versions", [])
+        runs = from_json(tuple[tuple[int, int], ...], versions, location=f"step {step.step_id}: extra.{_OURS}.versions")
+        graph.add(Tokens(prompt, sampled, logprobs, runs), trained=is_complete)
         trainable |= is_complete
     return graph.rows() if trainable else ()
 

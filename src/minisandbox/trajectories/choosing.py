@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -268,24 +269,22 @@ def drawn(
     Raises:
         RunError: the examples differ from ``names``.
     """
-    count = 0
-    for count, example in enumerate(examples, start=1):
-        if count > len(names) or names[count - 1] != (example.instance_id, example.traj_id):
-            break
-        refusal = dropped.get(count - 1)
-        if refusal is None:
-            report.keep(example)
-            yield example
-        else:
-            report.drop(example, *refusal)
-    else:
-        if count == len(names):
-            return
-    raise RunError(
+    error = RunError(
         "the examples changed while they were balanced",
         reason="the run is still in progress, or another program wrote the file meanwhile",
         hint="collect the run into a file first, and balance that file",
     )
+    indices = itertools.count()
+
+    def refuse(example: Example) -> Refusal | None:
+        index = next(indices)
+        if index >= len(names) or names[index] != (example.instance_id, example.traj_id):
+            raise error
+        return dropped.get(index)
+
+    yield from chosen(examples, refuse, report)
+    if next(indices) != len(names):
+        raise error
 
 
 def table_of(rules: Collect | Filter) -> dict[str, object]:

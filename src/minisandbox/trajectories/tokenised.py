@@ -7,38 +7,20 @@ sets, a tokenizer and its chat template produce the tokens.
 from __future__ import annotations
 
 import importlib
-import json
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from typing import Any, Protocol
+from itertools import groupby, takewhile
+from typing import TYPE_CHECKING, Any
 
 from minisandbox.errors import InvalidValue, MissingExtra, TrajectoryError
-from minisandbox.models import Message
 from minisandbox.trajectories.example import Example
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 IGNORED = -100
 """The label of a token without loss, PyTorch's default ``ignore_index``."""
-
-
-class Tokenizer(Protocol):
-    """The methods of a ``transformers`` tokenizer that this module uses."""
-
-    all_special_ids: list[int]
-    is_fast: bool
-
-    def apply_chat_template(self, conversation: object, **options: object) -> object:
-        """Return a conversation as text."""
-        ...
-
-    def __call__(self, text: str, **options: bool) -> Mapping[str, Any]:
-        """Return the tokens of a text, with their offsets on request if the tokenizer is fast."""
-        ...
-
-    def decode(self, token_ids: object) -> object:
-        """Return the text of tokens."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +80,7 @@ def captured_rows(example: Example) -> Iterator[TokenisedRow]:
         )
 
 
-def templated_row(example: Example, tokenizer: Tokenizer) -> TokenisedRow:
+def templated_row(example: Example, tokenizer: PreTrainedTokenizerBase) -> TokenisedRow:
     """Tokenise an example's conversation with a chat template.
 
     All tokens of a response up to its end-of-turn token carry loss. Tokens that the template adds after the end-of-turn
@@ -121,17 +103,17 @@ def templated_row(example: Example, tokenizer: Tokenizer) -> TokenisedRow:
     return TokenisedRow(example.traj_id, example.instance_id, 0, array("i", ids), bytes(mask), None, example.reward)
 
 
-def _sampled(tokens: Sequence[int], tokenizer: Tokenizer) -> int:
+def _sampled(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the number of a response's tokens that the model samples: all up to the last special token."""
     special = set(tokenizer.all_special_ids)
     ends = [count for count, token in enumerate(tokens, start=1) if token in special]
     return ends[-1] if ends else len(tokens)
 
 
-def _answers(example: Example, tokenizer: Tokenizer) -> tuple[str, list[tuple[int, int]]]:
+def _answers(example: Example, tokenizer: PreTrainedTokenizerBase) -> tuple[str, list[tuple[int, int]]]:
     """Render the conversation up to its last response; return the text, and the start and end of each response."""
     conversation, answers = "", []
-    messages = [_templated(message) for message in example.messages]
+    messages = [message.for_template() for message in example.messages]
     for number, message in enumerate(example.messages):
         if message.role != "assistant":
             continue
@@ -145,7 +127,7 @@ def _answers(example: Example, tokenizer: Tokenizer) -> tuple[str, list[tuple[in
     return conversation, answers
 
 
-def _split(text: str, positions: Sequence[int], tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+def _split(text: str, positions: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
     """Tokenise a text as a whole, and count the tokens before each of the ascending positions.
 
     Tokenising the parts separately would produce different tokens: many tokenizers start each text with a space mark,
@@ -153,7 +135,7 @@ def _split(text: str, positions: Sequence[int], tokenizer: Tokenizer) -> tuple[l
     """
     if not tokenizer.is_fast:  # a slow tokenizer reports no offsets, so compare prefixes
         ids = _ids(text, tokenizer)
-        return ids, [_common(ids, _ids(text[:position], tokenizer)) for position in positions]
+        return ids, [_common_length(ids, _ids(text[:position], tokenizer)) for position in positions]
     encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     offsets, counts, count = encoding["offset_mapping"], [], 0
     for position in positions:
@@ -164,17 +146,18 @@ def _split(text: str, positions: Sequence[int], tokenizer: Tokenizer) -> tuple[l
     return list(encoding["input_ids"]), counts
 
 
-def _ids(text: str, tokenizer: Tokenizer) -> list[int]:
+def _ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def _common(first: Sequence[object], second: Sequence[object]) -> int:
+def _common_length(first: Sequence[object], second: Sequence[object]) -> int:
     """Return the length of the common prefix of two sequences."""
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((index for index, (item, other_item) in pairs if item != other_item), min(len(first), len(second)))
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
-def _rendered(example: Example, messages: list[dict[str, object]], tokenizer: Tokenizer, *, prompt: bool) -> str:
+def _rendered(
+    example: Example, messages: list[dict[str, object]], tokenizer: PreTrainedTokenizerBase, *, prompt: bool
+) -> str:
     tools = [dict(tool) for tool in example.tools] or None
     try:
         text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=prompt)
@@ -190,7 +173,7 @@ def _rendered(example: Example, messages: list[dict[str, object]], tokenizer: To
 
 
 def _not_a_beginning(example: Example, number: int, text: str, earlier: str) -> TrajectoryError:
-    common = _common(earlier, text)
+    common = _common_length(earlier, text)
     return TrajectoryError(
         f"{example.traj_id}: adding message {number} makes the chat template change earlier text: "
         f"{earlier[common : common + 60]!r} became {text[common : common + 60]!r}",
@@ -199,22 +182,7 @@ def _not_a_beginning(example: Example, number: int, text: str, earlier: str) -> 
     )
 
 
-def _templated(message: Message) -> dict[str, object]:
-    """Return a message in the form that chat templates expect, with decoded arguments of tool calls."""
-    body = message.to_json()
-    calls = body.get("tool_calls")
-    for call in calls if isinstance(calls, list) else ():
-        function = call["function"]
-        try:
-            decoded = json.loads(function["arguments"] or "{}")
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(decoded, Mapping):
-            function["arguments"] = decoded
-    return body
-
-
-def open_tokenizer(name: str, *, chat_template: str | None = None) -> Tokenizer:
+def open_tokenizer(name: str, *, chat_template: str | None = None) -> PreTrainedTokenizerBase:
     """Open a ``transformers`` tokenizer.
 
     Args:
@@ -241,17 +209,17 @@ def open_tokenizer(name: str, *, chat_template: str | None = None) -> Tokenizer:
         tokenizer.chat_template = chat_template
     if not tokenizer.chat_template:
         raise InvalidValue(f"the tokenizer {name} has no chat template", hint="give one: --chat-template FILE")
-    opened: Tokenizer = tokenizer
+    opened: PreTrainedTokenizerBase = tokenizer
     return opened
 
 
-def count_tokens(example: Example, tokenizer: Tokenizer) -> int:
+def count_tokens(example: Example, tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the number of tokens of a conversation under a tokenizer's chat template."""
-    text = _rendered(example, [_templated(message) for message in example.messages], tokenizer, prompt=False)
+    text = _rendered(example, [message.for_template() for message in example.messages], tokenizer, prompt=False)
     return len(_ids(text, tokenizer))
 
 
-def shown_mask(row: TokenisedRow, tokenizer: Tokenizer | None = None) -> Iterator[str]:
+def shown_mask(row: TokenisedRow, tokenizer: PreTrainedTokenizerBase | None = None) -> Iterator[str]:
     """Format a row's mask for printing, as spans of tokens with and without loss.
 
     Args:

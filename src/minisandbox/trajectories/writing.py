@@ -6,6 +6,7 @@ import itertools
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -53,32 +54,18 @@ def _message(message: Message) -> dict[str, object]:
     return body
 
 
-def _chat_schema(arrow: Any) -> Any:
-    """Return the Arrow schema of chat rows, with every field that a message may have."""
+def _chat_schema(arrow: Any, *, plain: bool = False) -> Any:
+    """Return the Arrow schema of chat rows; messages of plain rows have only a role and text."""
     text = arrow.string()
     function = arrow.struct([("name", text), ("arguments", text)])
     call = arrow.struct([("id", text), ("type", text), ("function", function)])
-    message = arrow.struct(
-        [
-            ("role", text),
-            ("content", text),
-            ("tool_calls", arrow.list_(call)),
-            ("tool_call_id", text),
-            ("reasoning_content", text),
-        ]
-    )
-    names = ("instance_id", "model", "traj_id", "patch", "tools")
-    columns = [("messages", arrow.list_(message)), ("resolved", arrow.bool_()), *((name, text) for name in names)]
-    return arrow.schema(columns)
-
-
-def _plain_schema(arrow: Any) -> Any:
-    """Return the Arrow schema of chat rows whose messages have only a role and text."""
-    text = arrow.string()
-    message = arrow.struct([("role", text), ("content", text)])
-    names = ("instance_id", "model", "traj_id", "patch")
-    columns = [("messages", arrow.list_(message)), ("resolved", arrow.bool_()), *((name, text) for name in names)]
-    return arrow.schema(columns)
+    fields = [("role", text), ("content", text)]
+    names = ["instance_id", "model", "traj_id", "patch"]
+    if not plain:
+        fields += [("tool_calls", arrow.list_(call)), ("tool_call_id", text), ("reasoning_content", text)]
+        names.append("tools")
+    messages = ("messages", arrow.list_(arrow.struct(fields)))
+    return arrow.schema([messages, ("resolved", arrow.bool_()), *((name, text) for name in names)])
 
 
 def _token_schema(arrow: Any) -> Any:
@@ -99,7 +86,7 @@ def _token_schema(arrow: Any) -> Any:
 
 _SCHEMAS: Mapping[Kind, Callable[[Any], Any]] = {
     "chat": _chat_schema,
-    "plain": _plain_schema,
+    "plain": partial(_chat_schema, plain=True),
     "tokens": _token_schema,
 }
 

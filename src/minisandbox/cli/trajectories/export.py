@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from minisandbox.agents.actions import TOOLS
 from minisandbox.cli.common import exits
@@ -19,13 +20,15 @@ from minisandbox.trajectories.reports import StageReport
 from minisandbox.trajectories.styles import CannotSay, Converter
 from minisandbox.trajectories.tokenised import (
     TokenisedRow,
-    Tokenizer,
     captured_rows,
     open_tokenizer,
     shown_mask,
     templated_row,
 )
 from minisandbox.trajectories.writing import Kind, Row, chat_row, write_rows
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _FORMATS = {
     "sweagent": "SWE-agent's files, a directory per rollout of a run",
@@ -134,7 +137,7 @@ def _converter(args: argparse.Namespace) -> Converter | None:
     return None
 
 
-def _tokenizer(args: argparse.Namespace) -> Tokenizer | None:
+def _tokenizer(args: argparse.Namespace) -> PreTrainedTokenizerBase | None:
     template = None if args.chat_template is None else args.chat_template.read_text(encoding="utf-8")
     if args.tokenizer is None:
         if template is not None:
@@ -150,7 +153,7 @@ class _Export:
     form: str
     report: StageReport
     converter: Converter | None
-    tokenizer: Tokenizer | None
+    tokenizer: PreTrainedTokenizerBase | None
 
     def rows(self, examples: Iterator[Example]) -> Iterator[Row]:
         """Convert examples to rows; report dropped examples."""
@@ -182,7 +185,7 @@ class _Export:
         yield from (row.to_row() for row in rows)
 
 
-def tokens_of(example: Example, tokenizer: Tokenizer | None) -> list[TokenisedRow]:
+def tokens_of(example: Example, tokenizer: PreTrainedTokenizerBase | None) -> list[TokenisedRow]:
     """Return an example's rows from the engine's tokens, or from the tokenizer if the example has no tokens.
 
     Args:

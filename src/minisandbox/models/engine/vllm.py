@@ -33,10 +33,14 @@ class VllmDecoder:
     def __init__(
         self, engine: Any, ends: frozenset[int], *, parameters: Callable[..., object] = vllm_parameters
     ) -> None:
-        self.rows: list[Row] = []
         self._engine, self._ends, self._parameters = engine, sorted(ends), parameters
-        self._names: dict[str, Row] = {}
+        self._rows: dict[str, Row] = {}  # by the name of their request
         self._numbers = count()
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        """The running rows."""
+        return list(self._rows.values())
 
     def admit(self, row: Row) -> None:
         """Submit a row to vLLM as a request."""
@@ -49,14 +53,13 @@ class VllmDecoder:
             max_tokens=row.limit, stop_token_ids=self._ends, **stop,
         )  # fmt: skip
         self._engine.add_request(name, {"prompt_token_ids": row.prompt.tolist()}, parameters)
-        self._names[name] = row
-        self.rows.append(row)
+        self._rows[name] = row
 
     def step(self) -> list[Row]:
         """Run one step of vLLM; remove and return the finished rows."""
         ended = []
         for output in self._engine.step():
-            row = self._names.pop(output.request_id, None) if output.finished else None
+            row = self._rows.pop(output.request_id, None) if output.finished else None
             if row is not None:
                 (response,) = output.outputs
                 row.sampled.extend(response.token_ids)
@@ -65,17 +68,16 @@ class VllmDecoder:
                 row.finish = "length" if response.finish_reason == "length" else "stop"
                 row.cached = output.num_cached_tokens or 0
                 ended.append(row)
-        self.rows = [row for row in self.rows if row not in ended]
         return ended
 
     def drop(self, rows: Sequence[Row]) -> None:
         """Abort the requests of rows, and remove the rows."""
-        names = [name for name, row in self._names.items() if row in rows]
+        names = [name for name, row in self._rows.items() if row in rows]
         if names:
             self._engine.abort_request(names)
-        self._names = {name: row for name, row in self._names.items() if name not in names}
-        self.rows = [row for row in self.rows if row not in rows]
+        for name in names:
+            del self._rows[name]
 
     def forget(self) -> None:
         """Abort all requests, because the model's weights have changed."""
-        self.drop(list(self.rows))
+        self.drop(self.rows)
