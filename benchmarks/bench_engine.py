@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=48, help="sampled per request (default: 48)")
     options = parser.parse_args()
     try:
-        directory = options.model or fetch_model(tell=print)
+        directory = options.model or fetch_model(report=print)
         import torch  # noqa: PLC0415 - an extra
     except MissingExtra as error:
         print(f"not measured: {error}")
@@ -42,17 +42,17 @@ def main() -> None:
 async def measure(directory: Path, tokens: int) -> None:
     """Measure requests at once, then a conversation with and without what is kept."""
     print(f"{'':<24} {'seconds':>8} {'CPU s':>8} {'tokens/s':>9} {'tokens/CPU s':>13} {'difference':>11}")
-    for kept in (1 << 30, 0):
-        engine = TransformersEngine.load(directory, kept=kept)
+    for cache_bytes in (1 << 30, 0):
+        engine = TransformersEngine.load(directory, cache_bytes=cache_bytes)
         await converse(engine, "warm up", 1, 2)
-        if kept:
+        if cache_bytes:
             for count in (1, 4, 8):
                 began = time.perf_counter(), time.process_time()
                 talks = await asyncio.gather(*(converse(engine, f"{n}", 1, tokens) for n in range(count)))
                 report(f"{count} at once", engine, talks, began)
         began = time.perf_counter(), time.process_time()
         talk = await converse(engine, "long", TURNS, 32)
-        report(f"{TURNS} turns, {'kept' if kept else 'read again'}", engine, [talk], began)
+        report(f"{TURNS} turns, {'kept' if cache_bytes else 'read again'}", engine, [talk], began)
         await engine.close()
 
 

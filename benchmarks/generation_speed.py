@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64, help="sampled per response (default: 64)")
     parser.add_argument("--threads", type=int, default=1, help="of this version (default: 1)")
     options = parser.parse_args()
-    directory = fetch_model(tell=print)
+    directory = fetch_model(report=print)
     with tempfile.TemporaryDirectory() as tree:
         archive = subprocess.run(["git", "archive", options.before, "src"], cwd=ROOT, capture_output=True, check=True)
         subprocess.run(["tar", "-x", "-C", tree], input=archive.stdout, check=True)

@@ -52,7 +52,7 @@ def test_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, extra: None) -
     (tmp_path / ".smollm2-135m-instruct-1.dead").mkdir()  # of a maker that was killed
     told: list[str] = []
     with pytest.raises(ModelUnavailable, match=r"(?s)cannot be fetched.*network.*minisandbox model fetch"):
-        fetch_model(cache=tmp_path, tell=told.append)
+        fetch_model(cache=tmp_path, report=told.append)
     assert "93 MB" in told[0]
     assert str(tmp_path) in told[0]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["smollm2-135m-instruct-1.lock", "uv"]
@@ -64,7 +64,7 @@ def test_whoever_opens_it_is_told_what_is_fetched(
     for name, value in (("UV_OFFLINE", "1"), ("UV_CACHE_DIR", tmp_path / "uv"), ("XDG_CACHE_HOME", tmp_path)):
         monkeypatch.setenv(name, str(value))
     told: list[str] = []
-    for options in ({"tell": told.append}, {}):
+    for options in ({"report": told.append}, {}):
         with pytest.raises(ModelUnavailable):
             open_model(ModelOptions("local"), **options)  # type: ignore[arg-type] # its one option
     assert told == [record.getMessage() for record in caplog.records]
@@ -82,7 +82,7 @@ def test_another_wheel_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 @pytest.mark.skipif("MINISANDBOX_TEST_LOCAL_MODEL" not in os.environ, reason="MINISANDBOX_TEST_LOCAL_MODEL is not set")
 def test_it_talks_and_its_row_is_exact() -> None:
     async def run() -> None:
-        engine = open_local(ModelOptions("local"), tell=print)
+        engine = open_local(ModelOptions("local"), report=print)
         messages = [Message("user", "What is the capital of France? Answer in one word.")]
         graph, answers = TokenGraph(), []
         for turn in range(3):

@@ -32,8 +32,10 @@ OUTPUTS = (
 
 
 @asynccontextmanager
-async def opened(kind: str = "qwen2", *, max_batch: int = 8, kept: int = 1 << 30) -> AsyncIterator[TransformersEngine]:
-    engine = tiny_engine(kind, max_batch=max_batch, kept=kept)
+async def opened(
+    kind: str = "qwen2", *, max_batch: int = 8, cache_bytes: int = 1 << 30
+) -> AsyncIterator[TransformersEngine]:
+    engine = tiny_engine(kind, max_batch=max_batch, cache_bytes=cache_bytes)
     try:
         yield engine
     finally:
@@ -106,7 +108,7 @@ def test_eight_at_once_say_what_each_says_alone() -> None:
     async def run() -> None:
         async with opened() as engine:
             together = await asyncio.gather(*(converse(engine, n, 3, session=str(n)) for n in range(8)))
-        async with opened(max_batch=1, kept=0) as engine:
+        async with opened(max_batch=1, cache_bytes=0) as engine:
             for n, answers in enumerate(together):
                 alone = await converse(engine, n, 3)
                 assert [one.tokens.sampled for one in alone if one.tokens] == [
@@ -120,7 +122,7 @@ def test_eight_at_once_say_what_each_says_alone() -> None:
 
 def test_seeds() -> None:
     async def run() -> None:
-        async with opened(max_batch=1, kept=0) as engine:
+        async with opened(max_batch=1, cache_bytes=0) as engine:
             first, again = await converse(engine, 3, 2), await converse(engine, 3, 2)
             assert [one.tokens for one in first] == [one.tokens for one in again]  # bit by bit
             request = Request((Message("user", "x"),), (), replace(SAMPLING, seed=None))

@@ -41,7 +41,7 @@ class Engine:
     """What vLLM's ``LLMEngine`` offers, over our own decoding loop."""
 
     def __init__(self, model: Any, ends: frozenset[int]) -> None:
-        self.decoder = Decoder(model, ends, kept=0)
+        self.decoder = Decoder(model, ends, cache_bytes=0)
         self.rows: dict[str, Row] = {}
         self.parameters: list[Any] = []
 

@@ -65,8 +65,8 @@ def tiny_model(vocabulary: int, kind: str = "qwen2", seed: int = 0, scale: float
 
 
 def tiny_engine(
-    kind: str = "qwen2", *, max_batch: int = 8, kept: int = 1 << 30, scale: float = 0.3
+    kind: str = "qwen2", *, max_batch: int = 8, cache_bytes: int = 1 << 30, scale: float = 0.3
 ) -> TransformersEngine:
     tokenizer = tiny_tokenizer()
     model = tiny_model(len(tokenizer), kind, scale=scale)
-    return TransformersEngine(model, tokenizer, name="tiny", max_batch=max_batch, kept=kept)
+    return TransformersEngine(model, tokenizer, name="tiny", max_batch=max_batch, cache_bytes=cache_bytes)

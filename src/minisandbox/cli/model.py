@@ -78,7 +78,7 @@ def _add_proxy_options(parser: argparse.ArgumentParser) -> None:
 def run_fetch(args: argparse.Namespace) -> int:
     """Fetch the embedded model and print its directory."""
     with Progress() as output:
-        put(str(fetch_model(cache=args.cache, tell=output.note)))
+        put(str(fetch_model(cache=args.cache, report=output.note)))
     return exits.OK
 
 
@@ -91,7 +91,7 @@ def run_serve(args: argparse.Namespace) -> int:
 
 def _load(args: argparse.Namespace) -> TransformersEngine:
     with Progress() as output:
-        directory = fetch_model(cache=args.cache, tell=output.note) if args.model == LOCAL else Path(args.model)
+        directory = fetch_model(cache=args.cache, report=output.note) if args.model == LOCAL else Path(args.model)
         output.note(f"loading {directory}")
         engine = TransformersEngine.load(
             directory,
@@ -100,7 +100,7 @@ def _load(args: argparse.Namespace) -> TransformersEngine:
             device=args.device,
             max_batch=args.max_batch,
             context=args.context,
-            kept=parse_size(args.kept),
+            cache_bytes=parse_size(args.kept),
         )
     if args.threads:
         import torch  # noqa: PLC0415 - an optional package, which the engine has imported

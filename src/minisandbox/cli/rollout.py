@@ -177,7 +177,7 @@ def _setup(args: argparse.Namespace, agent: Agent, model_choice: ModelOptions | 
             raise InvalidValue(f"the agent {agent.name!r} uses no model", hint="leave out --model")
         configuration["model"] = _public(model_choice)
         quiet = args.quiet or args.json
-        model = open_model(model_choice, budget, tell=lambda text: None if quiet else say(f"minisandbox: {text}"))
+        model = open_model(model_choice, budget, report=lambda text: None if quiet else say(f"minisandbox: {text}"))
     return Setup(
         agent=agent,
         model=model,

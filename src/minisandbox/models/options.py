@@ -110,7 +110,7 @@ def open_model(
     budget: Budget | None = None,
     api_key: str | None = None,
     *,
-    tell: Callable[[str], object] = _LOG.warning,
+    report: Callable[[str], object] = _LOG.warning,
 ) -> Model:
     """Open a model; the caller closes it.
 
@@ -118,7 +118,7 @@ def open_model(
         options: the model and its options.
         budget: the budget of a resumed run, with its earlier usage; None for a new budget.
         api_key: the server's key; None to read the environment variable in the options.
-        tell: receives progress messages during the first download of ``local``, which takes minutes; by default they
+        report: receives progress messages during the first download of ``local``, which takes minutes; by default they
             are logged as warnings.
 
     Raises:
@@ -132,7 +132,7 @@ def open_model(
     if not options.served:
         # import only here, because the engine needs optional packages
         open_local: Callable[..., Model] = import_module("minisandbox.models.engine").open_local
-        return Metered(open_local(options, tell=tell), meter)
+        return Metered(open_local(options, report=report), meter)
     assert options.api_base is not None  # checked by ModelOptions
     client = OpenAIModel(
         options.model,

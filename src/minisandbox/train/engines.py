@@ -124,10 +124,10 @@ def open_engine(trainer: GRPOTrainer, config: RlConfig) -> PolicyEngine:
 
     module = trainer.accelerator.unwrap_model(trainer.model)
     if config.engine == "transformers":
-        batch, kept = (1, 0) if config.deterministic else (config.engine_batch, config.engine_cache)
+        batch, cache_bytes = (1, 0) if config.deterministic else (config.engine_batch, config.engine_cache)
         own = TransformersEngine(
             module, trainer.processing_class, name=config.model, max_batch=batch, context=config.policy.context,
-            kept=kept,
+            cache_bytes=cache_bytes,
         )  # fmt: skip
         return OwnEngine(own)
     if config.vllm.mode == "server":

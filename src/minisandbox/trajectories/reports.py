@@ -85,7 +85,7 @@ class StageReport:
 
     def to_json(self) -> dict[str, object]:
         """Return the report as a JSON object, in its file format."""
-        read, kept = self.instances
+        read_count, kept_count = self.instances
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -94,7 +94,7 @@ class StageReport:
             "read": self.read,
             "kept": self.kept,
             "reasons": self.reasons,
-            "instances": {"read": read, "kept": kept},
+            "instances": {"read": read_count, "kept": kept_count},
             "examples_per_instance": {str(count): tasks for count, tasks in self.per_instance.items()},
             "notes": dict(self.notes),
             "dropped": to_json(self.dropped),

@@ -41,13 +41,13 @@ class Decoder:
     Args:
         model: a causal language model in evaluation mode.
         ends: ids of the tokens that end a response.
-        kept: maximum bytes of keys and values to cache for later prompts.
+        cache_bytes: maximum bytes of keys and values to cache for later prompts.
 
     Raises:
         InvalidValue: the model has layers with a sliding window or a recurrent state.
     """
 
-    def __init__(self, model: PreTrainedModel, ends: frozenset[int], *, kept: int) -> None:
+    def __init__(self, model: PreTrainedModel, ends: frozenset[int], *, cache_bytes: int) -> None:
         kinds = {type(layer).__name__ for layer in DynamicCache(config=model.config).layers}
         if others := kinds - {DynamicLayer.__name__}:
             raise InvalidValue(
@@ -61,7 +61,7 @@ class Decoder:
         forward = getattr(model, "get_base_model", lambda: model)().forward
         self._cache_name = "cache" if "cache" in inspect.signature(forward).parameters else "past_key_values"
         self._ends = ends
-        self._store = PrefixStore(kept)
+        self._store = PrefixStore(cache_bytes)
         self._packed = PackedLinears(model)
         self._layer_count = int(model.config.get_text_config(decoder=True).num_hidden_layers)
         self._lengths: list[int] = []

@@ -41,7 +41,7 @@ class TransformersEngine(Policy):
     before its next token, or waits until a response has ended.
 
     A request's ``seed`` makes its response repeatable, apart from rounding: other rows of the batch change logits in
-    the seventh digit, which may change a sampled token. With ``max_batch=1, kept=0`` responses repeat exactly.
+    the seventh digit, which may change a sampled token. With ``max_batch=1, cache_bytes=0`` responses repeat exactly.
 
     Args:
         model: a causal language model. It may be shared with a trainer that changes it only in :meth:`paused`.
@@ -49,7 +49,7 @@ class TransformersEngine(Policy):
         name: the engine's name.
         max_batch: maximum number of responses sampled at once.
         context: maximum tokens of prompt and response; None for the model's own limit.
-        kept: maximum bytes of keys and values to cache for continued conversations.
+        cache_bytes: maximum bytes of keys and values to cache for continued conversations.
         decoder: a function that creates another decoder from the ids of the tokens that end a response; None to decode
             with the model.
 
@@ -70,7 +70,7 @@ class TransformersEngine(Policy):
         name: str = "local",
         max_batch: int = 8,
         context: int | None = None,
-        kept: int = 1 << 30,
+        cache_bytes: int = 1 << 30,
         decoder: Callable[[frozenset[int]], Decoding] | None = None,
     ) -> None:
         require()
@@ -89,7 +89,9 @@ class TransformersEngine(Policy):
         self._max_batch = max_batch
         self._context = context or positions
         self._decoder: Decoding = (
-            Decoder(self._model, self.renderer.ends, kept=kept) if decoder is None else decoder(self.renderer.ends)
+            Decoder(self._model, self.renderer.ends, cache_bytes=cache_bytes)
+            if decoder is None
+            else decoder(self.renderer.ends)
         )
         self._jobs: deque[_Job] = deque()
         self._running: list[_Job] = []
@@ -108,7 +110,7 @@ class TransformersEngine(Policy):
         device: str = "cpu",
         max_batch: int = 8,
         context: int | None = None,
-        kept: int = 1 << 30,
+        cache_bytes: int = 1 << 30,
     ) -> Self:
         """Load a model and its tokenizer from a directory, as ``save_pretrained`` writes them.
 
@@ -119,7 +121,7 @@ class TransformersEngine(Policy):
             device: ``cpu``, or one GPU: ``cuda``, ``cuda:1``.
             max_batch: as for the class.
             context: as for the class.
-            kept: as for the class.
+            cache_bytes: as for the class.
 
         Raises:
             MissingExtra: torch or transformers is not installed.
@@ -143,7 +145,9 @@ class TransformersEngine(Policy):
         finally:
             if has_progress_bar:
                 logging.enable_progress_bar()
-        return cls(model, tokenizer, name=name or directory.name, max_batch=max_batch, context=context, kept=kept)
+        return cls(
+            model, tokenizer, name=name or directory.name, max_batch=max_batch, context=context, cache_bytes=cache_bytes
+        )
 
     @property
     def name(self) -> str:

