@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +17,8 @@ from tests.unit.model_servers import be_impatient, run
 from tests.unit.tiny_model import TOOL, tiny_tokenizer
 
 from minisandbox.errors import ContextExceeded, InvalidValue, ModelRefused, ModelUnavailable
-from minisandbox.models import Message, ModelOptions, OpenAIModel, Request, Sampling, TokenGraph, open_model
+from minisandbox.models import Message, ModelOptions, OpenAIModel, Request, Sampling, TokenGraph, Tokens, open_model
+from minisandbox.models.dialect import for_history
 from minisandbox.models.engine import recompute_logprobs
 from minisandbox.models.renderer import Renderer
 from minisandbox.models.served import ServedModel, ServerPolicy
@@ -129,6 +131,36 @@ def test_a_context_that_the_server_cannot_hold() -> None:
     with_server(CompletionsServer(model={"max_model_len": 64}), too_long)
 
 
+@pytest.mark.parametrize("entry", [{"id": "policy"}, {"id": "policy", "root": "tiny"}], ids=["only", "root"])
+def test_a_server_that_names_the_model_differently(entry: dict[str, object]) -> None:
+    server = CompletionsServer(model=entry)
+
+    async def body() -> None:
+        async with serving(server) as url:
+            policy = ServerPolicy(OpenAIModel("tiny", url), Renderer(tiny_tokenizer()), alias=True)
+            assert (await policy.complete(ASK)).tokens
+            assert policy.name == server.bodies[-1]["model"] == "policy"
+            await policy.close()
+
+    run(body)
+
+
+def test_calls_of_tools_do_not_fork() -> None:
+    """The history has a call as the template writes it, the row as it was sampled, with other spaces."""
+    text = 'I look.<tool_call> {"name":"bash","arguments":{"command":"ls"}}</tool_call>'
+    renderer = Renderer(tiny_tokenizer())
+    sampled = renderer.encode(text + "<|im_end|>")
+    request = Request(ASK.messages, (TOOL,), session="a")
+    prompt = renderer.prompt(request)
+    message = renderer.response(request, Tokens(prompt, sampled, array("d", bytes(8 * len(sampled)))))
+    assert message.tool_calls[0].arguments == '{"command": "ls"}'
+    result = Message("tool", "x", tool_call_id=message.tool_calls[0].id)
+    history = (*request.messages, for_history(message, (TOOL,)), result)
+    assert text not in renderer.text(Request(history, (TOOL,)))
+    later = renderer.prompt(Request(history, (TOOL,), session="a"))
+    assert later[: len(prompt) + len(sampled)] == prompt + sampled
+
+
 def test_no_token_ids() -> None:
     async def ask(policy: ServerPolicy) -> None:
         with pytest.raises(ModelRefused, match="reports no token ids"):
@@ -214,11 +246,15 @@ def test_a_server_that_is_down_at_first_gets_token_ids_later(tmp_path: Path) -> 
 
 def test_a_counted_prompt_is_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:
     async def ask(policy: ServerPolicy) -> None:
+        await policy.check(ASK.sampling)
         texts: list[str] = []
         render = policy.renderer.text
-        monkeypatch.setattr(policy.renderer, "text", lambda *args: texts.append(render(*args)) or texts[-1])
-        await policy.check(ASK.sampling)
-        texts.clear()
+
+        def text(request: Request, *response: Message) -> str:
+            texts.append(render(request, *response))
+            return texts[-1]
+
+        monkeypatch.setattr(policy.renderer, "text", text)
         count = policy.prompt_tokens(ASK)
         completion = await policy.complete(ASK)
         assert completion.usage.prompt == count

@@ -221,13 +221,13 @@ def read_request(body: object) -> Request:
     extra = {
         name: value for name, value in body.items() if name not in parameters | _OURS and (name, value) not in neutral
     }
-    stop = body.get("stop") or ()
-    tools = body.get("tools") or ()
+    values = {name: value for name, value in body.items() if value is not None}
+    stop = values.get("stop", ())
     try:
         sampling = Sampling(
-            temperature=float(_given(body, "temperature", 1.0)),
-            top_p=float(_given(body, "top_p", 1.0)),
-            top_k=max(int(_given(body, "top_k", 0)), 0),
+            temperature=float(values.get("temperature", 1.0)),
+            top_p=float(values.get("top_p", 1.0)),
+            top_k=max(int(values.get("top_k", 0)), 0),
             max_tokens=body.get("max_completion_tokens") or body.get("max_tokens"),
             seed=body.get("seed"),
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
@@ -235,21 +235,12 @@ def read_request(body: object) -> Request:
         )
     except (TypeError, ValueError) as error:
         raise InvalidValue(f"the request's sampling options are invalid: {error}") from error
-    return Request(tuple(map(Message.from_json, body["messages"])), tuple(tools), sampling)
+    return Request(tuple(map(Message.from_json, body["messages"])), tuple(body.get("tools") or ()), sampling)
 
 
 def wants_tokens(body: Mapping[str, object]) -> bool:
     """Return whether a request asks for token ids."""
     return body.get("return_token_ids") is True
-
-
-def _given(body: Mapping[str, object], name: str, default: float) -> float | str:
-    value = body.get(name)
-    if value is None:
-        return default
-    if isinstance(value, int | float | str):
-        return value
-    raise TypeError(f"{name} is {value!r}")
 
 
 # --- responses -------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from minisandbox.models import Message, Role, TokenRow, Tokens, ToolCall
 from minisandbox.models.graph import TokenGraph, versions_between
 from minisandbox.trajectories.codec import from_json, to_json
 from minisandbox.trajectories.example import Example
-from minisandbox.trajectories.published import as_list, as_object, read_json
+from minisandbox.trajectories.published import as_list, as_object, read_json, without_surrogates
 from minisandbox.trajectories.styles import style_of
 from minisandbox.trajectories.trajectory import StepRecord, Trajectory, TurnRecord
 
@@ -87,7 +87,7 @@ def atif_of(trajectory: Trajectory, *, example: Example, tokens: bool = True) ->
     Raises:
         MissingExtra: the package ``atif`` is not installed.
     """
-    steps = list(_message_steps(trajectory, tokens) if trajectory.messages else _command_steps(trajectory))
+    steps = _message_steps(trajectory, tokens) if trajectory.messages else list(_command_steps(trajectory))
     if not steps:
         return None
     facts = _Facts(
@@ -114,28 +114,22 @@ def atif_of(trajectory: Trajectory, *, example: Example, tokens: bool = True) ->
         },
         "extra": {_OURS: to_json(facts)},
     }
-    document: Json = _models().Trajectory.model_validate(_without_surrogates(body)).to_json_dict()
+    document: Json = _models().Trajectory.model_validate(without_surrogates(body)).to_json_dict()
     return document
 
 
-def _message_steps(trajectory: Trajectory, tokens: bool) -> Iterator[Json]:
-    """Yield one step per message, but add the results of commands to the step of the response."""
+def _message_steps(trajectory: Trajectory, tokens: bool) -> list[Json]:
+    """Return one step per message, but add the results of commands to the step of the response."""
     turn_of = {turn.message: number for number, turn in enumerate(trajectory.turns)}
     sampled = _sampled(trajectory.rows) if tokens else {}
     acted = {step.turn - 1 for step in trajectory.steps}
     patches = {record.turn - 1: record for record in trajectory.patches}
-    step: Json | None = None
-    turn: int | None = None
+    steps: list[Json] = []
+    turn: int | None = None  # the number of the latest response, -1 if it has no record; None after another message
     for index, message in enumerate(trajectory.messages):
-        if (
-            step is not None
-            and turn is not None
-            and (message.role == "tool" or (message.role == "user" and turn in acted))
-        ):
-            _observe(step, message)
+        if turn is not None and (message.role == "tool" or (message.role == "user" and turn in acted)):
+            _observe(steps[-1], message)
             continue
-        if step is not None:
-            yield step
         turn = turn_of.get(index, -1) if message.role == "assistant" else None
         step = _step(message)
         if turn is not None and turn >= 0:
@@ -143,8 +137,8 @@ def _message_steps(trajectory: Trajectory, tokens: bool) -> Iterator[Json]:
             step["metrics"] = _metrics(trajectory.turns[turn], sampled.get(turn))
             if turn in patches:
                 step["extra"] = {_OURS: to_json(patches[turn])}
-    if step is not None:
-        yield step
+        steps.append(step)
+    return steps
 
 
 def _step(message: Message) -> Json:
@@ -244,15 +238,6 @@ def _command_steps(trajectory: Trajectory) -> Iterator[Json]:
 
 def _outcome(step: StepRecord) -> Json:
     return {"outcome": step.outcome, "exit_code": step.exit_code, "signal": step.signal, "seconds": step.duration}
-
-
-def _without_surrogates(value: object) -> object:
-    """Replace unpaired surrogates by question marks, because pydantic rejects them."""
-    if isinstance(value, str):
-        return value if value.isascii() else value.encode("utf-8", "replace").decode()
-    if isinstance(value, dict):
-        return {name: _without_surrogates(item) for name, item in value.items()}
-    return [_without_surrogates(item) for item in value] if isinstance(value, list) else value
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

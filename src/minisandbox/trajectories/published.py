@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from minisandbox.errors import InvalidValue, TrajectoryError
 from minisandbox.models import Message
@@ -32,6 +33,11 @@ def as_list(value: object) -> list[object]:
 def as_text(value: object) -> str:
     """Return a string, or "" instead of any other value."""
     return value if isinstance(value, str) else ""
+
+
+def without_surrogates(value: object) -> Any:
+    """Return a JSON value with unpaired surrogates replaced by question marks, because other programs reject them."""
+    return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
 
 
 def read_json(file: Path) -> object:

