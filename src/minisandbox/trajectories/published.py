@@ -10,7 +10,6 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from minisandbox.errors import InvalidValue, TrajectoryError
 from minisandbox.models import Message
@@ -35,9 +34,9 @@ def as_text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def without_surrogates(value: object) -> Any:
-    """Return a JSON value with unpaired surrogates replaced by question marks, because other programs reject them."""
-    return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+def without_surrogates(body: Json) -> dict[str, object]:
+    """Return a JSON object with unpaired surrogates replaced by question marks, because other programs reject them."""
+    return as_object(json.loads(json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")))
 
 
 def read_json(file: Path) -> object:

@@ -43,8 +43,7 @@ def chat_row(example: Example) -> dict[str, object]:
     }
     if example.tools:
         row["tools"] = json.dumps([dict(tool) for tool in example.tools])
-    cleaned: dict[str, object] = without_surrogates(row)
-    return cleaned
+    return without_surrogates(row)
 
 
 def _chat_schema(arrow: Any, *, plain: bool = False) -> Any:
