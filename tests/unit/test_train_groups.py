@@ -55,6 +55,7 @@ def test_advantages() -> None:
     assert advantages([1.0, None, 0.0]) == [0.5, 0.0, -0.5]  # what is missing does not count as 0
     assert advantages([1.0, None, None]) == [0.0, 0.0, 0.0]
     assert advantages([]) == []
+    assert advantages([1.0, 0.0, 0.0, None], leave_one_out=True) == [1.0, -0.5, -0.5, 0.0]
     assert advantages([1.0, 0.0], "group") == pytest.approx([0.5 / 0.70720678, -0.5 / 0.70720678])
 
 
@@ -153,6 +154,14 @@ def test_all_rows_of_a_rollout_are_trained_with_its_reward() -> None:
         ("a__0", 3, -0.5, 0.4), ("a__0", 4, -0.5, 0.6), ("a__1", 3, 0.5, 0.4), ("a__1", 4, 0.5, 0.6),
     ]  # fmt: skip
     assert step.stats()["rollouts_forked"] == 2
+
+
+def test_an_overlong_rollout_may_be_left_out_but_counts_in_the_mean() -> None:
+    results = tuple(Result(Wanted("a", n, 0), float(n), (ROW,), overlong=not n) for n in range(2))
+    step = Step(0, (Group("a", results),))
+    assert [(row.rollout, row.weight) for row in step.rows("none", overlong=False)] == [("a__1", 0.5)]
+    assert len(step.rows("none")) == 2
+    assert step.stats()["rollouts_overlong"] == 1
 
 
 def test_every_task_comes_before_any_comes_again() -> None:

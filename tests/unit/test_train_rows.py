@@ -155,10 +155,10 @@ def test_collation_pads_without_loss() -> None:
     pytest.importorskip("torch", reason="the extra [train] is not installed")
     found = collate([row([5, 6, 7], [0, 1, 1]), replace(row([8, 9], [0, 1]), weight=-0.5)], pad=3)
     assert found["input_ids"].tolist() == [[5, 6, 7], [8, 9, 3]]
-    assert found["labels"].tolist() == [[-100, 6, 7], [-100, 9, -100]]
+    assert found["mask"].tolist() == [[0.0, 1.0, 1.0], [0.0, 1.0, 0.0]]
     assert found["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
     assert found["logprobs"].tolist() == [[0.0, -0.5, -0.5], [0.0, -0.5, 0.0]]
-    assert found["weights"].tolist() == [1.0, -0.5]
+    assert found["weights"].tolist() == [[1.0], [-0.5]]
 
 
 BODY = {"input_ids": [1, 2, 3], "labels": [-100, 2, 3], "loss_mask": [0, 1, 1], "logprobs": [0.0, -1.0, -2.0],

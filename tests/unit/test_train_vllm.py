@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import sys
 from array import array
 from collections.abc import Mapping
@@ -120,17 +121,15 @@ def test_what_is_cancelled_or_dropped_is_aborted_there() -> None:
 
 
 def test_trl_is_told_of_vllm(config: RlConfig) -> None:
-    trl = pytest.importorskip("trl", reason="the extra [train] is not installed")
-    assert vllm_arguments(replace(config, engine="transformers")) == {}
+    pytest.importorskip("trl", reason="the extra [train] is not installed")
+    from trl.generation.vllm_generation import VLLMGeneration  # noqa: PLC0415 - an extra
+
     policy = replace(config.policy, context=20480)
     colocated = vllm_arguments(replace(config, policy=policy, vllm=Vllm(memory=0.4)))
     served = vllm_arguments(replace(config, vllm=Vllm(mode="server", url="http://there:8000", group_port=5)))
-    fields = trl.GRPOConfig.__dataclass_fields__
-    assert {*colocated, *served} <= fields.keys()
-    assert (colocated["vllm_mode"], colocated["vllm_max_model_length"]) == ("colocate", 20480)
-    assert colocated["vllm_gpu_memory_utilization"] == 0.4
-    assert (served["vllm_server_base_url"], served["vllm_group_port"]) == ("http://there:8000", 5)
-    assert colocated["use_vllm"] is served["use_vllm"] is True
+    assert {*colocated, *served} <= inspect.signature(VLLMGeneration).parameters.keys()
+    assert colocated == {"mode": "colocate", "gpu_memory_utilization": 0.4, "max_model_length": 20480}
+    assert served == {"mode": "server", "server_base_url": "http://there:8000", "group_port": 5}
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -188,47 +187,38 @@ def test_a_missing_vllm_is_named_before_anything_begins(config: RlConfig, monkey
     assert not Path(config.out).exists()
 
 
-class Trainer:
-    """As much of TRL's trainer as engines use."""
-
-    def __init__(self, model: Any, tokenizer: Any, llm: object = None) -> None:
-        self.model, self.processing_class = model, tokenizer
-        self.accelerator = SimpleNamespace(unwrap_model=lambda model: model)
-        self.state = SimpleNamespace(global_step=0)
-        self.vllm_generation = SimpleNamespace(sync_weights=lambda: self.synced.append(self.state.global_step), llm=llm)
-        self._last_loaded_step = -1
-        self.synced: list[int] = []
+@pytest.fixture
+def learner(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """As much of a learner as engines use, and a vLLM that counts how often it gets weights."""
+    tokenizer, synced = tiny_tokenizer(), []
+    generation = SimpleNamespace(llm=SimpleNamespace(llm_engine=None), sync_weights=lambda: synced.append(1))
+    monkeypatch.setattr(engines, "_open_vllm", lambda *_: generation)
+    return SimpleNamespace(sampler=tiny_model(len(tokenizer)), tokenizer=tokenizer, synced=synced)
 
 
-def test_vllm_has_the_weights_of_each_step_once(config: RlConfig) -> None:
-    """TRL gives them to it before a step's rollouts; an evaluation comes before that."""
-    tokenizer = tiny_tokenizer()
-    trainer = Trainer(tiny_model(len(tokenizer)), tokenizer, SimpleNamespace(llm_engine=None))
-    for settings in (Vllm(), Vllm(mode="server", url="http://localhost:1")):
-        trainer.synced, trainer._last_loaded_step = [], -1
-        engine = open_engine(trainer, replace(config, vllm=settings))
-        trainer.model.train()
-        for step in (0, 0, 1):
-            trainer.state.global_step = step
-            with engine.drawing():
-                pass
-            assert trainer.model.training
-        assert trainer.synced == [0, 1]
-        asyncio.run(engine.close())
-        assert isinstance(engine, OwnEngine if settings.mode == "colocate" else ServedEngine)
+@pytest.mark.parametrize("settings", [Vllm(), Vllm(mode="server", url="http://localhost:1")])
+def test_vllm_has_the_weights_of_each_step_once(config: RlConfig, learner: Any, settings: Vllm) -> None:
+    """An evaluation comes before a step's rollouts."""
+    engine = open_engine(learner, replace(config, vllm=settings))
+    learner.sampler.train()
+    for version, count in ((0, 1), (0, 1), (1, 2)):
+        with engine.drawing(version):
+            assert getattr(engine.model, "version", version) == version
+        assert learner.sampler.training
+        assert len(learner.synced) == count
+    asyncio.run(engine.close())
+    assert isinstance(engine, OwnEngine if settings.mode == "colocate" else ServedEngine)
 
 
-def test_an_interrupted_step_waits_for_no_request(config: RlConfig) -> None:
-    tokenizer = tiny_tokenizer()
-    trainer = Trainer(tiny_model(len(tokenizer)), tokenizer)
-    engine = open_engine(trainer, replace(config, engine="transformers", policy=replace(config.policy, context=None)))
+def test_an_interrupted_step_waits_for_no_request(config: RlConfig, learner: Any) -> None:
+    engine = open_engine(learner, replace(config, engine="transformers", policy=replace(config.policy, context=None)))
     assert isinstance(engine, OwnEngine)
     engine.model._decoder._ends = frozenset()  # type: ignore[attr-defined] # responses without an end
 
     rows: list[Row] = []
 
     async def interrupt() -> None:
-        with engine.drawing():
+        with engine.drawing(0):
             tasks = [asyncio.ensure_future(engine.model.complete(Request((Message("user", "?"),)))) for _ in range(3)]
             while len(engine.model._decoder.rows) < len(tasks):
                 await asyncio.sleep(0.01)
@@ -242,11 +232,10 @@ def test_an_interrupted_step_waits_for_no_request(config: RlConfig) -> None:
     asyncio.run(engine.close())
 
 
-def test_the_server_s_policy_has_the_trainer_s_tokenizer(config: RlConfig) -> None:
-    tokenizer = tiny_tokenizer()
-    trainer = Trainer(tiny_model(len(tokenizer)), tokenizer)
-    trainer.model.name_or_path = "models/policy"
-    engine = open_engine(trainer, replace(config, vllm=Vllm(mode="server", url="http://localhost:1/")))
+def test_the_server_s_policy_has_the_trainer_s_tokenizer(config: RlConfig, learner: Any) -> None:
+    tokenizer = learner.tokenizer
+    learner.sampler.name_or_path = "models/policy"
+    engine = open_engine(learner, replace(config, vllm=Vllm(mode="server", url="http://localhost:1/")))
     assert isinstance(engine.model, ServerPolicy)
     assert engine.model.name == "models/policy"
     assert engine.model.renderer.encode("the tests") == array("i", tokenizer("the tests")["input_ids"])

@@ -94,7 +94,11 @@ def run_rl(args: argparse.Namespace) -> int:
         return exits.OK
     from minisandbox.train.evaluation import draw_curve  # noqa: PLC0415 - slow to import
     from minisandbox.train.rl import train_rl  # noqa: PLC0415 - slow to import
-    from minisandbox.train.running import leave_process_group, require_training  # noqa: PLC0415 - slow to import
+    from minisandbox.train.running import (  # noqa: PLC0415 - slow to import
+        is_first,
+        leave_process_group,
+        require_training,
+    )
     from minisandbox.train.sandboxes import SandboxEnvironment  # noqa: PLC0415 - slow to import
 
     require_training(curve=bool(config.evaluation.tasks), vllm=config.engine == "vllm")
@@ -106,6 +110,8 @@ def run_rl(args: argparse.Namespace) -> int:
         environment = SandboxEnvironment(config, tasks, held_out, _machines(args, progress))
         result = train_rl(config, environment, tell=progress.note)
     leave_process_group()
+    if not is_first():  # only rank 0 reports the result
+        return exits.OK
     if result.scores:
         draw_curve({Path(config.out).name: result.scores}, Path(config.out) / "curve.png")
     if args.json:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from minisandbox.agents import FORMATS
 from minisandbox.errors import InvalidValue
@@ -161,8 +161,9 @@ class Clip:
 class Correction:
     """Options of the importance correction between trainer and sampler."""
 
-    by: str = option("token", help="whether a token or a whole row has a ratio of the trainer's to the sampler's "
-                     "probability", choices=("none", "token", "sequence"))  # fmt: skip
+    by: str = option("auto", help="whether a token or a whole row has a ratio of the trainer's to the sampler's "
+                     "probability; auto: token, or none if tokens are compared one by one (`agreement.by`)",
+                     choices=("auto", "none", "token", "sequence"))  # fmt: skip
     above: str = option("truncate", help="ratios above the limit become the limit, or 0, which masks the token or row",
                         choices=("truncate", "mask"))  # fmt: skip
     limit: float = option(2.0, help="largest ratio")
@@ -214,7 +215,7 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True)
 class RlConfig:
-    """Configuration of on-policy reinforcement learning (GRPO) with rewards from hidden tests."""
+    """Configuration of on-policy reinforcement learning with rewards from hidden tests."""
 
     model: str = required("a model's directory, or its name on the Hugging Face hub")
     tasks: tuple[str, ...] = required("task sets to train on")
@@ -223,15 +224,19 @@ class RlConfig:
     groups: Groups = Groups()
     policy: Policy = Policy()
     optimizer: Optimizer = Optimizer(learning_rate=1e-6, schedule="constant_with_warmup", weight_decay=0.0)
-    loss: str = option(
-        "dr_grpo",
-        help="TRL's loss type: dr_grpo and grpo divide by all rollouts of a step, including groups without signal; "
-        "dapo divides by the tokens with loss",
-        choices=("dr_grpo", "grpo", "dapo"),
-    )
+    loss: str = option("dr_grpo", help="the loss: dr_grpo, grpo, rloo and gspo divide by all rollouts of a step, "
+                       "including groups without signal; dapo and cispo divide by the tokens with loss; the baseline "
+                       "of rloo is the mean of a group's other rewards", choices=LOSSES)  # fmt: skip
     loss_length: int = option(4096, help="dr_grpo's divisor of the sum over a rollout's tokens")
     kl: float = option(0.0, help="weight of the divergence from the initial model; 0: that model is not loaded")
+    reference: Reference = Reference()
     entropy: float = option(0.0, help="weight of the reward for the policy's entropy")
+    iterations: int = option(1, help="optimiser steps on each step's rollouts")
+    clip: Clip = Clip()
+    correction: Correction = Correction()
+    overlong: str = option("train", help="rollouts whose agent was stopped by a limit: mask leaves their tokens out of "
+                           "the loss; their rewards count in the group's mean", choices=("train", "mask"))  # fmt: skip
+    staleness: int = option(0, help="largest age of a row's policy, in steps; older rows are dropped and counted")
     micro_batch: int = option(1, help="rows per batch and device")
     lora: Lora = Lora()
     precision: str = option("float32", help="precision of the computation", choices=("float32", "bfloat16"))
@@ -267,9 +272,18 @@ class RlConfig:
         positive(
             steps=self.steps, loss_length=self.loss_length, micro_batch=self.micro_batch, workers=self.workers,
             engine_batch=self.engine_batch, tolerance=self.tolerance, check_rows=self.check_rows,
+            iterations=self.iterations,
         )  # fmt: skip
         if self.engine_cache < 0:
             raise InvalidValue(f"engine_cache is {self.engine_cache}", hint="give a number of bytes, or 0 for no cache")
+        if self.staleness < 0:
+            raise InvalidValue(f"staleness is {self.staleness}", hint="give a number of steps, or 0")
+        if self.reference.every and (not self.kl or self.lora.rank):
+            raise InvalidValue(
+                f"reference.every is {self.reference.every}",
+                reason="no reference model is loaded if kl is 0, and with LoRA it is the model without its adapters",
+                hint="set reference.every: 0",
+            )
         if self.gradings < 0:
             raise InvalidValue(f"gradings is {self.gradings}", hint="give a number, or 0 for one per CPU")
         if self.rollout_deadline <= self.policy.deadline:
@@ -278,16 +292,11 @@ class RlConfig:
                 reason="no time would remain to grade an agent that is stopped",
                 hint=f"give more than {self.policy.deadline:g}",
             )
-        if self.lora.dropout:  # TRL would disable it silently
+        if self.lora.dropout:
             raise InvalidValue(
                 f"lora.dropout is {self.lora.dropout!r}",
                 reason="sampling uses no dropout, so training must not either",
                 hint="set lora.dropout: 0",
-            )
-        if self.groups.tasks * self.groups.size % self.micro_batch:
-            raise InvalidValue(
-                f"micro_batch {self.micro_batch} does not divide {self.groups.tasks * self.groups.size} rollouts",
-                hint="a step has groups.tasks times groups.size rollouts: give a divisor of that",
             )
 
     @property
@@ -295,7 +304,18 @@ class RlConfig:
         """The largest allowed differences between the trainer's and the sampler's log-probabilities."""
         if self.check_tokens == "off":
             return Tolerance()
-        by = self.agreement.by
-        if by == "token" or (by == "auto" and self.precision == "float32"):
+        if self._compares_tokens:
             return Tolerance(token=self.tolerance)
         return Tolerance(mean=self.agreement.mean, p99=self.agreement.p99, row_kl=self.agreement.row_kl)
+
+    @property
+    def _compares_tokens(self) -> bool:
+        by = self.agreement.by
+        return by == "token" or (by == "auto" and self.precision == "float32")
+
+    @property
+    def used_correction(self) -> Correction:
+        """The options of the importance correction, with ``auto`` resolved."""
+        if self.correction.by != "auto":
+            return self.correction
+        return replace(self.correction, by="none" if self._compares_tokens else "token")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,9 +16,10 @@ from minisandbox.train.running import missing_vllm
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-    from trl import GRPOTrainer
+    from trl.generation.vllm_generation import VLLMGeneration
 
     from minisandbox.models.engine import TransformersEngine
+    from minisandbox.train.learner import Learner
 
 
 class PolicyEngine(Protocol):
@@ -34,8 +35,12 @@ class PolicyEngine(Protocol):
         """The trainer's module, which also recomputes log-probabilities."""
         ...
 
-    def drawing(self) -> contextlib.AbstractContextManager[None]:
-        """Allow sampling with the current weights during a block, then restore the module's training mode."""
+    def drawing(self, version: int) -> contextlib.AbstractContextManager[None]:
+        """Allow sampling with the current weights during a block, then restore the module's training mode.
+
+        Args:
+            version: the weights' version: the number of finished steps.
+        """
         ...
 
     async def close(self) -> None:
@@ -48,21 +53,23 @@ class OwnEngine:
 
     Args:
         engine: the engine. It is paused from now on, except within :meth:`drawing`.
-        trainer: the trainer, which sends its weights to vLLM; None if the engine shares the trainer's module.
+        sync: sends the weights to vLLM; None if the engine samples with the trainer's module.
     """
 
-    def __init__(self, engine: TransformersEngine, trainer: GRPOTrainer | None = None) -> None:
-        self.model, self.module, self._trainer = engine, engine.model, trainer
+    def __init__(self, engine: TransformersEngine, sync: Callable[[], object] | None = None) -> None:
+        self.model, self.module, self._sync, self._synced = engine, engine.model, sync, -1
         self._pause = engine.paused()  # prevent sampling during training
         self._pause.__enter__()
 
     @contextlib.contextmanager
-    def drawing(self) -> Iterator[None]:
+    def drawing(self, version: int) -> Iterator[None]:
         """Allow sampling with the current weights during a block."""
         training = self.module.training
-        if self._trainer is not None:
-            sync(self._trainer)
+        if self._sync is not None and version != self._synced:
+            self._sync()
+            self._synced = version
         self._pause.__exit__(None, None, None)  # resume, without the caches of earlier weights
+        self.model.version = version
         try:
             yield
         except BaseException:  # also SIGTERM: otherwise paused() would wait for requests without a caller
@@ -84,18 +91,20 @@ class ServedEngine:
 
     Args:
         model: the server's client.
-        trainer: the trainer, which sends its weights to the server.
+        module: the trainer's module.
+        sync: sends the weights to the server.
     """
 
-    def __init__(self, model: Model, trainer: GRPOTrainer) -> None:
-        self.model, self._trainer = model, trainer
-        self.module: PreTrainedModel = trainer.accelerator.unwrap_model(trainer.model)
+    def __init__(self, model: Model, module: PreTrainedModel, sync: Callable[[], object]) -> None:
+        self.model, self.module, self._sync, self._synced = model, module, sync, -1
 
     @contextlib.contextmanager
-    def drawing(self) -> Iterator[None]:
+    def drawing(self, version: int) -> Iterator[None]:
         """Allow sampling with the current weights during a block."""
         training = self.module.training
-        sync(self._trainer)
+        if version != self._synced:
+            self._sync()
+            self._synced = version
         try:
             yield
         finally:
@@ -106,63 +115,62 @@ class ServedEngine:
         await self.model.close()
 
 
-def sync(trainer: GRPOTrainer) -> None:
-    """Send the trainer's weights to vLLM once per step. TRL sends them before rollouts, but not before evaluations."""
-    if trainer._last_loaded_step != trainer.state.global_step:
-        trainer.vllm_generation.sync_weights()
-        trainer._last_loaded_step = trainer.state.global_step
-
-
-def open_engine(trainer: GRPOTrainer, config: RlConfig) -> PolicyEngine:
+def open_engine(learner: Learner, config: RlConfig) -> PolicyEngine:
     """Open the engine that samples responses for a trainer.
 
     Args:
-        trainer: TRL's trainer.
+        learner: has the weights.
         config: the experiment's configuration.
     """
     from minisandbox.models.engine import TransformersEngine  # noqa: PLC0415 - needs optional packages
 
-    module = trainer.accelerator.unwrap_model(trainer.model)
+    module, tokenizer, context = learner.sampler, learner.tokenizer, config.policy.context
     if config.engine == "transformers":
         batch, cache_bytes = (1, 0) if config.deterministic else (config.engine_batch, config.engine_cache)
         own = TransformersEngine(
-            module, trainer.processing_class, name=config.model, max_batch=batch, context=config.policy.context,
-            cache_bytes=cache_bytes,
-        )  # fmt: skip
+            module, tokenizer, name=config.model, max_batch=batch, context=context, cache_bytes=cache_bytes
+        )
         return OwnEngine(own)
+    generation = _open_vllm(learner, config)
     if config.vllm.mode == "server":
-        client = OpenAIModel(trainer.model.name_or_path, f"{config.vllm.url.rstrip('/')}/v1", tokens="yes")
-        renderer = Renderer(trainer.processing_class, end_ids(module.generation_config.eos_token_id))
-        return ServedEngine(ServerPolicy(client, renderer, alias=True, context=config.policy.context), trainer)
+        client = OpenAIModel(module.name_or_path, f"{config.vllm.url.rstrip('/')}/v1", tokens="yes")
+        renderer = Renderer(tokenizer, end_ids(module.generation_config.eos_token_id))
+        policy = ServerPolicy(client, renderer, alias=True, context=context)
+        return ServedEngine(policy, module, generation.sync_weights)
     from minisandbox.models.engine.vllm import VllmDecoder  # noqa: PLC0415 - only vLLM in this process needs it
 
-    llm = trainer.vllm_generation.llm
     inner = TransformersEngine(
-        module, trainer.processing_class, name=config.model, max_batch=config.workers, context=config.policy.context,
-        decoder=lambda ends: VllmDecoder(llm.llm_engine, ends),
+        module, tokenizer, name=config.model, max_batch=config.workers, context=context,
+        decoder=lambda ends: VllmDecoder(generation.llm.llm_engine, ends),
     )  # fmt: skip
-    return OwnEngine(inner, trainer)
+    return OwnEngine(inner, generation.sync_weights)
+
+
+def _open_vllm(learner: Learner, config: RlConfig) -> VLLMGeneration:
+    """Start vLLM in this process, or connect to the server, by TRL, which also sends the weights."""
+    from trl.generation import vllm_generation  # noqa: PLC0415 - an optional package
+
+    if learner.accelerator.num_processes > 1 and config.vllm.mode == "colocate":
+        raise InvalidValue(
+            "engine=vllm cannot share the GPUs of several processes", reason="only rank 0 samples",
+            hint="start vllm serve on another GPU, and set vllm.mode=server",
+        )  # fmt: skip
+    options = vllm_arguments(config)
+    with in_precision(config):
+        return vllm_generation.VLLMGeneration(learner.sampler, learner.accelerator, learner.tokenizer, **options)
 
 
 def vllm_arguments(config: RlConfig) -> dict[str, object]:
-    """Return TRL's options for vLLM, or no options if vLLM is not used.
+    """Return TRL's options for vLLM.
 
     Args:
         config: the experiment's configuration.
     """
-    if config.engine != "vllm":
-        return {}
     vllm: Vllm = config.vllm
-    common: dict[str, object] = {
-        "use_vllm": True,
-        "vllm_mode": vllm.mode,
-        # Truncate the ratio of each token. The product of all ratios of a long rollout is far from 1, so that TRL would
-        # drop the rollout.
-        "vllm_importance_sampling_mode": "token_truncate",
-    }
     if vllm.mode == "server":
-        return common | {"vllm_server_base_url": vllm.url, "vllm_group_port": vllm.group_port}
-    return common | {"vllm_gpu_memory_utilization": vllm.memory, "vllm_max_model_length": config.policy.context}
+        return {"mode": "server", "server_base_url": vllm.url, "group_port": vllm.group_port}
+    context = config.policy.context
+    return {"mode": "colocate", "gpu_memory_utilization": vllm.memory, "max_model_length": context}
 
 
 @contextlib.contextmanager
@@ -172,7 +180,7 @@ def in_precision(config: RlConfig) -> Iterator[None]:
     Args:
         config: the experiment's configuration.
     """
-    if config.engine != "vllm" or config.vllm.mode != "colocate":
+    if config.vllm.mode != "colocate":
         yield
         return
     from trl.generation import vllm_generation  # noqa: PLC0415 - an optional package

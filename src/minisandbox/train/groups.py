@@ -53,6 +53,7 @@ class Result:
         rows: the rows of tokens that were read and sampled.
         detail: the error message, or "".
         seconds: the rollout's duration.
+        overlong: whether a limit stopped the agent.
     """
 
     wanted: Wanted
@@ -60,6 +61,7 @@ class Result:
     rows: tuple[TokenRow, ...] = ()
     detail: str = ""
     seconds: float = 0.0
+    overlong: bool = False
 
 
 class Rollouts(Protocol):
@@ -120,7 +122,7 @@ class Step:
     refilled: int = 0
     seconds: float = 0.0
 
-    def rows(self, scale: str) -> list[TrainingRow]:
+    def rows(self, scale: str, *, leave_one_out: bool = False, overlong: bool = True) -> list[TrainingRow]:
         """Return all training rows of rollouts with a reward.
 
         A rollout has several rows if its history was forked or summarised, or if it has sub-agents. The weight of each
@@ -128,11 +130,15 @@ class Step:
 
         Args:
             scale: as for :func:`advantages`.
+            leave_one_out: as for :func:`advantages`.
+            overlong: whether to include rollouts whose agent was stopped by a limit.
         """
         rows = []
         for group in self.groups:
-            for result, weight in zip(group.results, advantages(group.rewards, scale), strict=True):
-                total = 0 if result.reward is None else sum(sum(row.mask) for row in result.rows)
+            weights = advantages(group.rewards, scale, leave_one_out=leave_one_out)
+            for result, weight in zip(group.results, weights, strict=True):
+                is_left_out = result.reward is None or (result.overlong and not overlong)
+                total = 0 if is_left_out else sum(sum(row.mask) for row in result.rows)
                 rows += [
                     TrainingRow.of(
                         row, rollout=result.wanted.name, weight=weight, task=group.task, share=sum(row.mask) / total
@@ -162,6 +168,7 @@ class Step:
             "groups_silent": len(self.silent),
             "groups_refilled": self.refilled,
             "rollouts_failed": self.failed,
+            "rollouts_overlong": sum(one.overlong for group in self.groups for one in group.results),
             "rollouts_redone": self.redone,
             "rollouts_seconds": round(self.seconds, 3),
             "rollout_seconds_max": round(max(times, default=0.0), 3),
@@ -169,19 +176,21 @@ class Step:
         }
 
 
-def advantages(rewards: Sequence[float | None], scale: str = "none") -> list[float]:
+def advantages(rewards: Sequence[float | None], scale: str = "none", *, leave_one_out: bool = False) -> list[float]:
     """Return each reward minus the mean of the known rewards, or 0.0 for an unknown reward.
 
     Args:
         rewards: a group's rewards; None if unknown.
         scale: ``group`` to divide by the standard deviation of the rewards; ``none`` not to.
+        leave_one_out: subtract the mean of the other rewards (RLOO, arXiv 2402.14740).
     """
     known = [one for one in rewards if one is not None]
     if len(known) < 2:
         return [0.0] * len(rewards)
     mean = statistics.fmean(known)
     width = statistics.stdev(known) + 1e-4 if scale == "group" else 1.0
-    return [0.0 if one is None else (one - mean) / width for one in rewards]
+    factor = len(known) / (len(known) - 1) if leave_one_out else 1.0
+    return [0.0 if one is None else (one - mean) * factor / width for one in rewards]
 
 
 def tasks_of_step(tasks: Sequence[str], count: int, step: int, seed: int) -> tuple[list[str], list[str]]:

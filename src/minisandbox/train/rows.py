@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from minisandbox.errors import InvalidValue, TokenMismatch, TrainingError
 from minisandbox.models import TokenRow
+from minisandbox.models.graph import oldest_version
 from minisandbox.tasks.reading import open_source
 
 if TYPE_CHECKING:
@@ -68,10 +69,9 @@ class TrainingRow:
         return [token if carries else IGNORED for token, carries in zip(self.ids, self.mask, strict=True)]
 
     @property
-    def prompt_length(self) -> int:
-        """The number of tokens before the first token that carries loss."""
-        found = self.mask.find(1)
-        return len(self.mask) if found < 0 else found
+    def oldest_version(self) -> int | None:
+        """The oldest policy version of the tokens that carry loss; None if that of a token is unknown."""
+        return oldest_version(self.versions, self.mask)
 
     @property
     def loss_tokens(self) -> int:
@@ -111,6 +111,10 @@ class TrainingRow:
                     reason="it must be a finite natural logarithm of at most 0",
                     hint="check that the server returns log-probabilities of sampled tokens, and sample again",
                 )
+
+
+EMPTY = TrainingRow("", array("i", [0, 0]), b"\0\0", array("d", [0.0, 0.0]))
+"""A row without loss, with which all processes have the same number of micro-batches."""
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
@@ -186,22 +190,23 @@ def collate(rows: Sequence[TrainingRow], *, pad: int) -> dict[str, torch.Tensor]
         pad: the id of the padding token, which attention and loss ignore.
 
     Returns:
-        ``input_ids``, ``labels``, ``attention_mask``, ``logprobs`` [rows, longest], and ``weights`` [rows].
+        ``input_ids``, ``attention_mask``, ``mask`` (1.0 for tokens with loss) and ``logprobs`` [rows, longest];
+        ``weights`` and ``shares`` [rows, 1].
     """
     import torch  # noqa: PLC0415 - an optional package
+    from torch.nn.utils.rnn import pad_sequence  # noqa: PLC0415 - an optional package
 
-    width = max(len(row.ids) for row in rows)
-    shape = (len(rows), width)
-    ids, labels = torch.full(shape, pad), torch.full(shape, IGNORED)
-    seen, logprobs = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.float32)
-    for number, row in enumerate(rows):
-        end = len(row.ids)
-        ids[number, :end], labels[number, :end] = torch.tensor(row.ids.tolist()), torch.tensor(row.labels)
-        seen[number, :end] = 1
-        if row.logprobs is not None:
-            logprobs[number, :end] = torch.tensor(row.logprobs.tolist())
-    weights = torch.tensor([row.weight for row in rows], dtype=torch.float32)
-    return {"input_ids": ids, "labels": labels, "attention_mask": seen, "logprobs": logprobs, "weights": weights}
+    def padded(values: Iterable[Sequence[float]], dtype: torch.dtype, padding: int = 0) -> torch.Tensor:
+        return pad_sequence([torch.tensor(list(one), dtype=dtype) for one in values], True, padding)
+
+    return {
+        "input_ids": padded((row.ids for row in rows), torch.long, pad),
+        "attention_mask": padded(([1] * len(row.ids) for row in rows), torch.long),
+        "mask": padded((row.mask for row in rows), torch.float32),
+        "logprobs": padded((row.logprobs or [0.0] * len(row.ids) for row in rows), torch.float32),
+        "weights": torch.tensor([[row.weight] for row in rows], dtype=torch.float32),
+        "shares": torch.tensor([[row.share] for row in rows], dtype=torch.float32),
+    }
 
 
 # --- checks ----------------------------------------------------------------------------------------------------------

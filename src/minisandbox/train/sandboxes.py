@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from minisandbox.agents import AgentLimits, AgentOptions, open_agent
+from minisandbox.agents.session import EXIT_OF_LIMIT
 from minisandbox.models import Model, ModelOptions, Sampling
 from minisandbox.rollouts import Budgets, ImageOf, KnownGrades, RolloutThread, RunDirectory, Setup
 from minisandbox.rollouts.cluster import Cluster, NodeReport
@@ -59,7 +60,8 @@ class SandboxRollouts:
         detail = "" if failure is None else f"{failure.phase}: {failure.kind}: {failure.detail}"
         if rollout.unconfirmed and rollout.grade is not None:
             detail = f"unconfirmed: {rollout.grade.detail}"
-        return Result(wanted, rollout.reward_or(self._unconfirmed), rollout.rows, detail)
+        overlong = any(status in rollout.exit_status for status in EXIT_OF_LIMIT.values())
+        return Result(wanted, rollout.reward_or(self._unconfirmed), rollout.rows, detail, overlong=overlong)
 
 
 class SandboxEnvironment:

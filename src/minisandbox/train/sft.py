@@ -23,9 +23,10 @@ from minisandbox.train.running import (
 )
 
 if TYPE_CHECKING:
+    import torch
     from datasets import Dataset
     from peft import LoraConfig, PeftModel
-    from transformers import PreTrainedModel, Trainer
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
     from trl import SFTTrainer
 
 MAY_CHANGE = frozenset(
@@ -249,23 +250,37 @@ def lora_of(lora: Lora) -> LoraConfig | None:
 
 
 def save_policy(trainer: Trainer, run: TrainingRun) -> None:
-    """Save the whole trained model and, with LoRA, also the adapter alone.
+    """Save the model of a trainer of transformers.
 
     Every process must call this function, because rank 0 gathers weights that are sharded among them (FSDP, ZeRO-3).
     """
     accelerator = trainer.accelerator
     weights = accelerator.get_state_dict(trainer.model_wrapped)
-    if not trainer.is_world_process_zero():
-        return
-    model = accelerator.unwrap_model(trainer.model)
+    if trainer.is_world_process_zero():
+        sharded = accelerator.distributed_type.value in ("FSDP", "DEEPSPEED")
+        write_policy(accelerator.unwrap_model(trainer.model), weights, trainer.processing_class, run, reopen=sharded)
+
+
+def write_policy(
+    model: PreTrainedModel | PeftModel, weights: dict[str, torch.Tensor], tokenizer: PreTrainedTokenizerBase,
+    run: TrainingRun, *, reopen: bool,
+) -> None:  # fmt: skip
+    """Write the whole trained model and, with LoRA, also the adapter alone.
+
+    Args:
+        model: the model.
+        weights: its weights; with LoRA at least those of the adapter.
+        tokenizer: its tokenizer.
+        run: the run's directory.
+        reopen: merge the adapter into the base model as it is on disk, because ``model`` is sharded or in bfloat16.
+    """
     if hasattr(model, "merge_and_unload"):
         model.save_pretrained(run.path / "adapter", state_dict=weights)
-        sharded = accelerator.distributed_type.value in ("FSDP", "DEEPSPEED")
-        model = _merged(model, run.path / "adapter") if sharded else model.merge_and_unload()
+        model = _merged(model, run.path / "adapter") if reopen else model.merge_and_unload()
         weights = model.state_dict()
     with run.new_model() as place:
         model.save_pretrained(place, state_dict=weights)
-        trainer.processing_class.save_pretrained(place)
+        tokenizer.save_pretrained(place)
 
 
 def _merged(model: PeftModel, adapter: Path) -> PreTrainedModel:
