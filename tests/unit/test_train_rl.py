@@ -229,6 +229,12 @@ def test_a_full_disk_stops_the_run_which_goes_on_as_if_nothing_had_been(whole: R
     assert equal(Path(config.out, "model"), Path(whole.out, "model"))
 
 
+def test_bfloat16_trains_on_what_bfloat16_sampled(config: RlConfig) -> None:
+    train_rl(replace(config, precision="bfloat16", steps=2), ToySetting())
+    log = lines(replace(config, precision="bfloat16", steps=2))
+    assert [0 < line["logprob_gap_mean"] < 0.1 for line in log] == [True, True]
+
+
 def test_rows_of_older_policies_are_dropped_and_counted(config: RlConfig) -> None:
     @dataclass
     class Old:

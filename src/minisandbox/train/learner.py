@@ -122,7 +122,7 @@ class Learner:
         self._scorer = TokenLogprobs(self.model, config.policy.temperature)
         self.sampler: PreTrainedModel = self.model
         if self._sharded and self.accelerator.is_main_process:
-            self.sampler = self._open(checkpoint)[0].to(self.accelerator.device, self.dtype).requires_grad_(False)
+            self.sampler = _cast(self._open(checkpoint)[0], self.dtype).to(self.accelerator.device)
         self._weights = self._prepared()
         self._reference = self._open_reference(checkpoint) if config.kl and not config.lora.rank else None
         self._optimizer = self._open_optimizer()
@@ -154,11 +154,8 @@ class Learner:
         if self._sharded or self.dtype == torch.float32:
             self.model.to(self.accelerator.device)
             return named
-        # Buffers stay in float32: the frequencies of positions need it.
         masters = {name: one.detach().to(self.accelerator.device, copy=True) for name, one in named.items()}
-        for parameter in self.model.parameters():
-            parameter.data = parameter.data.to(self.dtype)
-        self.model.to(self.accelerator.device)
+        _cast(self.model, self.dtype).to(self.accelerator.device)
         for name, parameter in named.items():
             parameter.register_post_accumulate_grad_hook(_adder(masters[name]))
         return masters
@@ -173,8 +170,7 @@ class Learner:
     def _open_reference(self, checkpoint: Path | None) -> TokenLogprobs:
         updated = checkpoint / "reference" if checkpoint and self._config.reference.every else None
         model, _ = open_policy(str(updated) if updated else self._config.model)
-        model.to(self.dtype).requires_grad_(False).eval()
-        reference = TokenLogprobs(model, self._config.policy.temperature)
+        reference = TokenLogprobs(_cast(model, self.dtype).requires_grad_(False), self._config.policy.temperature)
         if self._sharded:
             self._shard(reference)
         reference.to(self.accelerator.device)
@@ -360,6 +356,13 @@ class Learner:
         optimised = {key: self._weights[name] for key, name in names.items()}
         whole = {key: _whole(optimised.get(key, value)) for key, value in {id(v): v for v in state.values()}.items()}
         return {name: whole[id(value)] for name, value in state.items()}
+
+
+def _cast(model: Any, dtype: torch.dtype) -> Any:
+    """Convert a model's parameters. Its buffers stay in float32, because the frequencies of positions need it."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model
 
 
 def _whole(value: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ is omitted, and its ``help`` the documentation. A field whose type is a dataclas
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import types
@@ -188,42 +189,36 @@ def from_mapping(kind: type[T], values: Mapping[str, object], *, place: str) -> 
     Raises:
         InvalidValue: as for :func:`load`.
     """
-    return typing.cast("T", _section(kind, values, place, ""))
+    return typing.cast("T", _section(kind, values, place))
 
 
-def _section(kind: type, values: Mapping[str, object], place: str, prefix: str) -> object:
-    hints, read = _hints(kind), {}
-    for key, value in values.items():
+def _section(kind: type, values: Mapping[str, object], place: str, prefix: str = "", default: object = None) -> object:
+    """Read a section; keys that are not given have the values of ``default``, or the defaults of its class."""
+    hints, read = _hints(kind), dict[str, object]()
+    for key in values:
         if key not in hints:
             raise _unknown(place, str(key), kind, prefix)
-        one = hints[key]
-        if _is_section(one) and isinstance(value, Mapping):
-            whole = _over(_default_of(kind, key), value)
-            read[key] = _section(typing.cast("type", one), whole, place, f"{prefix}{key}.")
+    for option_field in dataclasses.fields(kind):
+        name, where = option_field.name, f"{place}: {prefix}{option_field.name}"
+        default_value = option_field.default if default is None else getattr(default, name)
+        if name in values:
+            hint, value = hints[name], values[name]
+            if _is_section(hint) and isinstance(value, Mapping):
+                inner = typing.cast("type", hint)
+                read[name] = _section(inner, value, place, f"{prefix}{name}.", default_value)
+            else:
+                read[name] = _value(hint, value, where)
+        elif default_value is dataclasses.MISSING:
+            raise InvalidValue(f"{where} is missing", hint=f"give {option_field.metadata['help']}")
         else:
-            read[key] = _value(one, value, f"{place}: {prefix}{key}")
-    for one in _fields(kind):
-        if one.name not in read and _is_required(one):
-            raise InvalidValue(f"{place}: {prefix}{one.name} is missing", hint=f"give {one.metadata['help']}")
-        _check_choice(one, read, f"{place}: {prefix}{one.name}")
+            read[name] = default_value
+        choices = option_field.metadata.get("choices")
+        if choices and read[name] not in choices:
+            raise InvalidValue(f"{where} is {read[name]!r}", hint=f"give one of {', '.join(choices)}")
     try:
         return kind(**read)
     except InvalidValue as error:  # raised by the dataclass's own check
         raise error.about(place) from None
-
-
-def _default_of(kind: type, name: str) -> Values:
-    """Return the default of a section in a configuration, which may differ from the defaults of the section's class."""
-    (default,) = (one.default for one in _fields(kind) if one.name == name)
-    return {} if default is dataclasses.MISSING else to_mapping(default)
-
-
-def _over(table: Mapping[str, object], values: Mapping[str, object]) -> Values:
-    found = dict(table)
-    for key, value in values.items():
-        below = found.get(key)
-        found[key] = _over(below, value) if isinstance(below, dict) and isinstance(value, Mapping) else value
-    return found
 
 
 def _value(hint: object, value: object, what: str) -> object:
@@ -234,25 +229,13 @@ def _value(hint: object, value: object, what: str) -> object:
     if hint == tuple[str, ...] and isinstance(value, list | tuple) and all(isinstance(one, str) for one in value):
         return tuple(value)
     if hint is float and isinstance(value, str):
-        value = _number(value)  # YAML 1.1 reads 1e-4 as text
+        with contextlib.suppress(ValueError):  # YAML 1.1 reads 1e-4 as text
+            value = float(value)
     if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     if hint in (str, int, bool) and type(value) is hint:
         return value
     raise InvalidValue(f"{what} is {value!r}", hint=f"give {_kind(hint)}")
-
-
-def _number(text: str) -> object:
-    try:
-        return float(text)
-    except ValueError:
-        return text
-
-
-def _check_choice(one: dataclasses.Field[object], read: Mapping[str, object], what: str) -> None:
-    choices = one.metadata.get("choices")
-    if choices and one.name in read and read[one.name] not in choices:
-        raise InvalidValue(f"{what} is {read[one.name]!r}", hint=f"give one of {', '.join(choices)}")
 
 
 def _unknown(place: str, key: str, kind: type, prefix: str = "") -> InvalidValue:
@@ -267,14 +250,7 @@ def _unknown(place: str, key: str, kind: type, prefix: str = "") -> InvalidValue
 
 def to_mapping(config: object) -> Values:
     """Return a configuration as a mapping for :func:`from_mapping`, defaults included."""
-    found: Values = {}
-    for one in _fields(type(config)):
-        value = getattr(config, one.name)
-        if dataclasses.is_dataclass(value):
-            found[one.name] = to_mapping(value)
-        else:
-            found[one.name] = list(value) if isinstance(value, tuple) else value
-    return found
+    return dataclasses.asdict(typing.cast("typing.Any", config))
 
 
 def to_yaml(config: object) -> str:
@@ -300,13 +276,13 @@ def describe(kind: type, prefix: str = "", default_of: object = None) -> Iterato
         default_of: an instance whose values are the defaults; None for the defaults of the class.
     """
     hints = _hints(kind)
-    for one in _fields(kind):
+    for one in dataclasses.fields(kind):
         without = one.default if default_of is None else getattr(default_of, one.name)
         if _is_section(hints[one.name]):
             yield from describe(typing.cast("type", hints[one.name]), f"{prefix}{one.name}.", without)
             continue
         choices = one.metadata.get("choices") or ()
-        default = "" if _is_required(one) else _shown(without)
+        default = "" if without is dataclasses.MISSING else _shown(without)
         kind_of = " \\| ".join(choices) if choices else _kind(hints[one.name])
         yield Described(f"{prefix}{one.name}", kind_of, default, str(one.metadata["help"]))
 
@@ -333,8 +309,6 @@ def _flat(values: Values, prefix: str = "") -> Values:
 def _shown(value: object) -> str:
     import yaml  # noqa: PLC0415 - only configurations need yaml
 
-    if isinstance(value, tuple):
-        value = list(value)
     return yaml.safe_dump(value, default_flow_style=True).removesuffix("\n").removesuffix("\n...")
 
 
@@ -345,18 +319,10 @@ def _kind(hint: object) -> str:
     return "a list of texts" if hint == tuple[str, ...] else words.get(typing.cast("type", hint), "a section of keys")
 
 
-def _fields(kind: type) -> tuple[dataclasses.Field[object], ...]:
-    return dataclasses.fields(kind)
-
-
 def _hints(kind: type) -> dict[str, object]:
     hints = typing.get_type_hints(kind)
-    return {one.name: hints[one.name] for one in _fields(kind)}
+    return {one.name: hints[one.name] for one in dataclasses.fields(kind)}
 
 
 def _is_section(hint: object) -> bool:
     return isinstance(hint, type) and dataclasses.is_dataclass(hint)
-
-
-def _is_required(one: dataclasses.Field[object]) -> bool:
-    return one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING
