@@ -8,6 +8,7 @@ same command resumes.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -91,10 +92,10 @@ class Journey:
             found = process.wait(DEADLINE)
         assert found == status, f"{' '.join(words)}: {found}\n{_last(f'{name}.err')}"
 
-    def online(self, *words: str) -> str:
-        """Run a command on the head's store, in this machine's own network; returns what it prints."""
+    def online(self, *words: str, host: int = 0) -> str:
+        """Run a command on a host's store (the head's), in this machine's own network; returns what it prints."""
         done = subprocess.run(
-            _command(words), env=self.cluster.all[0].environment, stdin=subprocess.DEVNULL, capture_output=True,
+            _command(words), env=self.cluster.all[host].environment, stdin=subprocess.DEVNULL, capture_output=True,
             text=True, timeout=DEADLINE, check=False,
         )  # fmt: skip
         assert done.returncode == 0, f"{' '.join(words)}: {done.returncode}\n{done.stderr[-3000:]}"
@@ -148,9 +149,9 @@ class Journey:
 
     def environments(self) -> None:
         """Environment cache: an image for each, which the other rows share"""
-        for rows in ("unique.jsonl", "rows.jsonl"):
-            self.online("image", "build", rows)
-            listed = json.loads(self.online("image", "ls", "--json"))
+        for host, rows in itertools.product(range(3), ("unique.jsonl", "rows.jsonl")):  # hosts reach no package index
+            self.online("image", "build", rows, host=host)
+            listed = json.loads(self.online("image", "ls", "--json", host=host))
             assert set(_ids(rows)) <= {one["name"] for one in listed}
 
     def validation(self) -> None:
@@ -188,8 +189,8 @@ class Journey:
         with self.serving("-m", "tests.scripted_server", "--script", "wait.json", port=8101) as url:
             words = (*self._rollout("waiting", url, "wide"), "--attempts", str(WIDE), "--warm", "0")
             with self.start(*words, "--command-timeout", "1000", name="wide") as process:
-                most = 0
-                while process.poll() is None and most < 128:
+                most, deadline = 0, time.monotonic() + DEADLINE
+                while process.poll() is None and most < 128 and time.monotonic() < deadline:
                     most = max(most, len(self._own(json.loads(self.online("sandbox", "ls", "--json")))))
                 assert most >= 128, f"{most} sandboxes\n{_last('wide.err')}"
                 waiting.until(lambda: self._go_on() or process.poll() is not None, DEADLINE)

@@ -327,6 +327,7 @@ def test_a_build_that_fails_on_one_node_is_retried_on_another() -> None:
     assert register.kept.keys() == everything(tasks)
     assert not register.failed
     assert not broken.did
+    assert len([said for said in register.said if "broken cannot build" in said and "mirror" in said]) == 1
 
 
 def test_a_rollout_that_nobody_waits_for_is_dropped_on_its_node() -> None:

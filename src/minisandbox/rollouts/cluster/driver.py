@@ -490,6 +490,8 @@ class Driver:
             return
         group.members.pop(member, None)
         if not isinstance(error, DiskFull):
+            if not any(member in other.failures for other in self._groups.values()):
+                self._notice(f"node {member.node.name} cannot build {group.name!r}: {error}")
             group.failures[member] = error
         elif not member.full:
             member.full = error
