@@ -7,11 +7,14 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from minisandbox.models import Message, TokenRow
 from minisandbox.trajectories import PatchRecord, StepRecord, Trajectory, TurnRecord
-from minisandbox.trajectories.tokenised import Tokenizer
 from minisandbox.view.text import Diff, diff_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 TOKENS = 4000
 """Tokens of a row per page."""
@@ -126,7 +129,7 @@ class TokenSpan:
     hint: str = ""
 
 
-def token_spans(row: TokenRow, start: int, tokenizer: Tokenizer | None) -> list[TokenSpan]:
+def token_spans(row: TokenRow, start: int, tokenizer: PreTrainedTokenizerBase | None) -> list[TokenSpan]:
     """Return a part of a row's tokens for the page.
 
     Args:
@@ -148,7 +151,7 @@ def token_spans(row: TokenRow, start: int, tokenizer: Tokenizer | None) -> list[
     return spans
 
 
-def _decoded(ids: list[int], tokenizer: Tokenizer | None) -> str:
+def _decoded(ids: list[int], tokenizer: PreTrainedTokenizerBase | None) -> str:
     return "".join(f"{token} " for token in ids) if tokenizer is None else str(tokenizer.decode(ids))
 
 

@@ -6,11 +6,14 @@ import json
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from minisandbox.errors import NotFound
 from minisandbox.rollouts.database import NAME
-from minisandbox.trajectories.tokenised import Tokenizer
 from minisandbox.view.index import RunIndex
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _DEPTH = 4
 """Levels of directories below a given path in which runs are searched."""
@@ -69,7 +72,7 @@ class Site:
         tokenizer: decodes the tokens of rollouts; None shows their ids.
     """
 
-    def __init__(self, paths: Sequence[Path], tokenizer: Tokenizer | None = None) -> None:
+    def __init__(self, paths: Sequence[Path], tokenizer: PreTrainedTokenizerBase | None = None) -> None:
         self.tokenizer = tokenizer
         self._paths = paths
         self._runs: dict[str, Run] = {}
