@@ -491,7 +491,7 @@ class Driver:
         group.members.pop(member, None)
         if not isinstance(error, DiskFull):
             if not any(member in other.failures for other in self._groups.values()):
-                self._notice(f"node {member.node.name} cannot build {group.name!r}: {error}")
+                self._notice(f"node {member.node.name} cannot build {group.task.instance_id!r}: {error}")
             group.failures[member] = error
         elif not member.full:
             member.full = error
