@@ -232,8 +232,8 @@ def test_malformed_json(serve: Serve) -> None:
 @SERVERS
 def test_cancelling_in_mid_stream(serve: Serve) -> None:
     async def body() -> None:
-        async with clients(serve, ["word " * 40_000]) as (messages, responses):
-            async with messages.messages.stream(model="scripted", max_tokens=300_000, messages=[USER]) as events:
+        async with clients(serve, ["word " * 4_000]) as (messages, responses):
+            async with messages.messages.stream(model="scripted", max_tokens=30_000, messages=[USER]) as events:
                 async for event in events:
                     if event.type == "text":
                         break
