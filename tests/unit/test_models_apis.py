@@ -16,8 +16,8 @@ from tests.scripted_model import SimulatedModel
 from tests.scripted_server import ScriptedServer
 from tests.unit.model_servers import run
 
-from minisandbox.errors import ContextExceeded
-from minisandbox.models import Completion, Message, Request
+from minisandbox.errors import BudgetExceeded, ContextExceeded, ModelRefused, ModelUnavailable
+from minisandbox.models import Completion, Message, Request, ScriptedModel, serving
 from minisandbox.models.anthropic_messages import MESSAGES
 from minisandbox.models.apis import seal, unseal
 from minisandbox.models.capture import CaptureProxy
@@ -248,15 +248,78 @@ def test_cancelling_in_mid_stream(serve: Serve) -> None:
 
 @CLIENTS
 def test_a_cancelled_request_stops_the_sampling() -> None:
+    """The engine's server and the proxy; the tokens sampled so far are dropped."""
+
     async def body() -> None:
         model = SimulatedModel(["one"], latency=60.0)
-        async with EngineServer(model) as server:
-            client = anthropic.AsyncAnthropic(base_url=server.base_url.removesuffix("/v1"), api_key="k", max_retries=0)
-            asking = asyncio.create_task(ask(client))
-            await _until(lambda: model.in_flight == 1)
-            asking.cancel()
-            await _until(lambda: model.in_flight == 0)
-            await client.close()
+        async with EngineServer(model) as server, CaptureProxy(server.base_url, model="scripted") as proxy:
+            access = proxy.session()
+            for url in (server.base_url, access.base_url):
+                root = url.removesuffix("/v1")
+                client = anthropic.AsyncAnthropic(base_url=root, api_key=access.key, max_retries=0)
+                for question in (ask, stream):
+                    asking = asyncio.create_task(question(client))
+                    await _until(lambda: model.in_flight == 1)
+                    asking.cancel()
+                    await _until(lambda: model.in_flight == 0)
+                await client.close()
+            session = proxy.captured(access.key)
+            await _until(lambda: len(session.errors) == 2)
+            assert ([error.status for error in session.errors], session.rows()) == ([499, 499], ())
+
+    run(body)
+
+
+@asynccontextmanager
+async def model_proxy(script: Any, **options: Any) -> AsyncIterator[tuple[str, str]]:
+    async with CaptureProxy(SimulatedModel(script, **options)) as proxy:
+        yield proxy.session()
+
+
+SLOW_SERVERS = pytest.mark.parametrize("serve", [engine_server, model_proxy])
+
+
+@CLIENTS
+@SLOW_SERVERS
+def test_pings_while_a_stream_waits(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "PING", 0.01)
+
+    async def body() -> None:
+        async with clients(serve, [CALLS], latency=0.1) as (messages, responses):
+            assert (await stream(messages)).content[1].text == "I look."
+            assert (await stream_response(responses))[1].output_text == "I look."
+            chunks = await responses.chat.completions.create(model="scripted", messages=[USER], stream=True)
+            assert [chunk.choices[0].delta.content async for chunk in chunks] == ["I look.", None]
+        async with serve([CALLS], latency=0.1) as (url, key), aiohttp.ClientSession() as client:
+            for path, ping in (("messages", b"event: ping\n"), ("responses", b": ping\n")):
+                fields = {"model": "scripted", "stream": True, "max_tokens": 99, "messages": [USER], "input": "x"}
+                headers = {"Authorization": f"Bearer {key}"}
+                async with client.post(f"{url}/{path}", json=fields, headers=headers) as response:
+                    assert await response.content.readline() == ping
+
+    run(body)
+
+
+@CLIENTS
+@SLOW_SERVERS
+def test_an_error_after_a_ping_is_an_event(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "PING", 0.01)
+
+    def refuse(_: Request) -> str:
+        raise ModelUnavailable("The engine has stopped.")
+
+    async def body() -> None:
+        async with clients(serve, refuse, latency=0.1) as (messages, responses):
+            with pytest.raises(anthropic.APIStatusError, match="engine has stopped") as failed:
+                await stream(messages)
+            assert failed.value.body["error"]["type"] == "overloaded_error"
+            events = await responses.responses.create(model="scripted", input="x", stream=True)
+            (event,) = [event async for event in events]
+            assert (event.type, event.response.status) == ("response.failed", "failed")
+            assert "engine has stopped" in event.response.error.message
+            chunks = await responses.chat.completions.create(model="scripted", messages=[USER], stream=True)
+            with pytest.raises(openai.APIError, match="engine has stopped"):
+                _ = [chunk async for chunk in chunks]
 
     run(body)
 
@@ -361,3 +424,55 @@ def test_responses_of_codex_0_171() -> None:
         "id": "", "type": "function_call", "arguments": "{}", "call_id": "a", "name": "find", "namespace": "mcp",
         "status": "completed",
     }  # fmt: skip
+
+
+def test_errors_of_a_model_have_a_status() -> None:
+    async def body() -> None:
+        statuses = {BudgetExceeded: 402, ModelUnavailable: 503, ContextExceeded: 400, ModelRefused: 400}
+        for error, status in statuses.items():
+
+            def refuse(_: Request, error: Any = error) -> str:
+                raise error("No.")
+
+            async with model_proxy(refuse) as (url, key), aiohttp.ClientSession() as client:
+                fields = {"model": "m", "messages": [USER], "max_tokens": 9, "input": "x"}
+                for path in ("messages", "responses", "chat/completions"):
+                    headers = {"Authorization": f"Bearer {key}"}
+                    async with client.post(f"{url}/{path}", json=fields, headers=headers) as response:
+                        assert (response.status, (await response.json())["error"]["message"][-3:]) == (status, "No.")
+
+    run(body)
+
+
+def test_a_limit_above_the_context_is_clamped_in_process() -> None:
+    async def body() -> None:
+        def refuse_long_limits(request: Request) -> str:
+            if request.sampling.max_tokens:
+                raise ContextExceeded("This model's maximum context length is 1000 tokens.")
+            return "Done."
+
+        async with model_proxy(refuse_long_limits) as (url, key), aiohttp.ClientSession() as client:
+            fields = {"model": "m", "messages": [USER], "max_tokens": 32_000}
+            for path in ("messages", "chat/completions"):
+                headers = {"Authorization": f"Bearer {key}"}
+                async with client.post(f"{url}/{path}", json=fields, headers=headers) as response:
+                    assert response.status == 200
+
+    run(body)
+
+
+def test_a_model_without_token_ids_gives_turns_without_rows() -> None:
+    async def body() -> None:
+        async with CaptureProxy(ScriptedModel(["one", "two"], tokens=False)) as proxy:
+            access = proxy.session("other", model=SimulatedModel(["three"]))
+            fields = {"model": "m", "messages": [USER]}
+            async with aiohttp.ClientSession() as client:
+                for key in (proxy.session("task").key, access.key):
+                    headers = {"Authorization": f"Bearer {key}"}
+                    url = f"{proxy.base_url}/chat/completions"
+                    async with client.post(url, json=fields, headers=headers) as response:
+                        assert response.status == 200
+            task, other = proxy.sessions()[::-1]
+            assert [(s.name, len(s.turns), len(s.rows())) for s in (task, other)] == [("task", 1, 0), ("other", 1, 1)]
+
+    run(body)

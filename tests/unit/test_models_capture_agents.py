@@ -7,16 +7,19 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from tests.scripted_model import SimulatedModel
 from tests.unit.model_servers import run
 
+from minisandbox.cli.model import write_rows
 from minisandbox.models import Message, Request
 from minisandbox.models.capture import Access, CaptureProxy, CaptureSession
 from minisandbox.models.protocol import ToolCall
-from minisandbox.models.scripted import ScriptedModel
+from minisandbox.train.rows import read_rows
 
 pytestmark = pytest.mark.once
 SPACED = '{ "command": "ls é",\n "timeout": 1e1 }'  # an agent that parses and writes it again spells it differently
@@ -73,7 +76,7 @@ class Agent:
 
 @asynccontextmanager
 async def capturing(script: Callable[[Request], Message] = work) -> AsyncIterator[tuple[Agent, CaptureSession]]:
-    async with CaptureProxy(ScriptedModel(script, context=20_000)) as proxy, aiohttp.ClientSession() as client:
+    async with CaptureProxy(SimulatedModel(script, context=20_000)) as proxy, aiohttp.ClientSession() as client:
         access = proxy.session("task")
         yield Agent(client, access), proxy.captured(access.key)
 
@@ -146,7 +149,7 @@ def test_claude_code_2_1_332_repeats_a_short_stream_without_streaming() -> None:
     run(body)
 
 
-def test_claude_code_2_1_332_subagents_share_the_route() -> None:
+def test_claude_code_2_1_332_subagents_share_the_route(tmp_path: Path) -> None:
     async def body() -> None:
         async with capturing() as (agent, session):
             main = [*prompt_of_claude(), {"role": "user", "content": "Begin."}]
@@ -156,6 +159,21 @@ def test_claude_code_2_1_332_subagents_share_the_route() -> None:
             messages = [*main, {"role": "user", "content": "A subagent has ended."}]
             await agent.claude(messages, tools=[])
             check(session, rows=6, forks=1)  # without tools the prompt begins differently
+            path = tmp_path / "rows.jsonl"
+            assert write_rows(path, [session]) == 6
+            rows = list(read_rows(path))  # for training
+            assert sum(row.loss_tokens for row in rows) == session.usage.completion
+            assert {(row.rollout, row.task) for row in rows} == {(f"task#{number}", "task") for number in range(6)}
+
+    run(body)
+
+
+def test_a_row_without_loss_is_not_trained_on(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with capturing() as (agent, session):
+            await agent.chat([*SYSTEM_AND_USER], response_format={"type": "json_object"})
+            assert write_rows(tmp_path / "rows.jsonl", [session]) == 1
+            assert list(read_rows(tmp_path / "rows.jsonl")) == []
 
     run(body)
 

@@ -14,7 +14,7 @@ import pytest
 from tests.unit.tiny_model import TOOL, tiny_engine, tiny_model, tiny_tokenizer, torch
 
 from minisandbox.errors import ContextExceeded, InvalidValue, ModelRefused, ModelUnavailable
-from minisandbox.models import Completion, Message, Request, Sampling, TokenGraph
+from minisandbox.models import Completion, Message, Request, Role, Sampling, TokenGraph
 from minisandbox.models.engine import TransformersEngine, recompute_logprobs
 from minisandbox.models.engine.decoding import draw
 from minisandbox.models.renderer import Conversations, Renderer
@@ -248,6 +248,12 @@ def test_a_template_without_tools_or_for_other_messages() -> None:
         form.text(Request((Message("user", "x"),), (TOOL,)))
     with pytest.raises(ModelRefused, match="users first"):
         form.text(Request((Message("system", "x"),)))
+    tokenizer.chat_template = (
+        "{% for message in messages %}{% if message.role == 'system' and not loop.first %}"
+        "{{ raise_exception('System message must be at the beginning.') }}{% endif %}{{ message.role }};{% endfor %}"
+    )  # Qwen3.5's rule
+    roles: tuple[Role, ...] = ("user", "system", "assistant")
+    assert form.text(Request(tuple(Message(role, "x") for role in roles))) == "user;user;assistant;"
     tokenizer.chat_template = None
     with pytest.raises(ModelRefused, match="no chat template"):
         Renderer(tokenizer)

@@ -15,6 +15,7 @@ from pathlib import Path
 from minisandbox.cli.common import exits
 from minisandbox.cli.common.output import Progress, put, require_positive, say
 from minisandbox.errors import InvalidValue
+from minisandbox.models import Model, ModelOptions, open_model
 from minisandbox.models.capture import CaptureProxy, CaptureSession
 from minisandbox.models.engine import EngineServer, TransformersEngine, fetch_model
 from minisandbox.models.options import LOCAL
@@ -69,6 +70,9 @@ def _add_proxy_options(parser: argparse.ArgumentParser) -> None:
         "--api-key-env", default="OPENAI_API_KEY", metavar="NAME", help="environment variable with the engines' key"
     )
     parser.add_argument("--model", help="the model's name at the engines (default: the agent's)")
+    parser.add_argument(
+        "--tokenizer", default="", metavar="DIR", help="the model's tokenizer, to send token ids; needs --model"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="at the end, write the rows to this JSON Lines file")
     _add_address_options(parser)
     parser.add_argument("--address", default="", help="the host in URLs for agents (default: --host)")
@@ -124,8 +128,9 @@ def run_proxy(args: argparse.Namespace) -> int:
             f"--out {args.out}: there is no directory {args.out.parent}", hint=f"mkdir -p {args.out.parent}"
         )
     admin_key = os.environ.get(ADMIN_KEY) or secrets.token_urlsafe(24)
+    model = _tokenizing_model(args) if args.tokenizer else None
     proxy = CaptureProxy(
-        args.api_base,
+        model or args.api_base,
         api_key=os.environ.get(args.api_key_env, ""),
         model=args.model,
         host=args.host,
@@ -137,12 +142,30 @@ def run_proxy(args: argparse.Namespace) -> int:
     if ADMIN_KEY not in os.environ:
         say(f"to read the rows: GET /capture/rows with the key {admin_key}")
     try:
-        asyncio.run(_until_interrupted(proxy, "agents use the API key ms-NAME, one per rollout; listening"))
+        asyncio.run(_capture(proxy, model))
     finally:
+        sessions = proxy.sessions()
         if args.out is not None:
-            count = write_rows(args.out, proxy.sessions())
-            say(f"{count} rows of {len(proxy.sessions())} sessions in {args.out}")
+            say(f"{write_rows(args.out, sessions)} rows of {len(sessions)} sessions in {args.out}")
+        turns, forks = sum(len(session.turns) for session in sessions), sum(session.forks for session in sessions)
+        say(f"{forks} of {turns} answers are forks ({forks / max(turns, 1):.1%})")
     return exits.OK
+
+
+def _tokenizing_model(args: argparse.Namespace) -> Model:
+    """Return a model that tokenizes in this process, and does not retry."""
+    if not args.model or len(args.api_base) > 1:
+        raise InvalidValue("--tokenizer needs --model and one --api-base", hint="run one proxy per engine")
+    options = ModelOptions(args.model, args.api_base[0], args.api_key_env, tokenizer=args.tokenizer, retries=0)
+    return open_model(options)
+
+
+async def _capture(proxy: CaptureProxy, model: Model | None) -> None:
+    try:
+        await _until_interrupted(proxy, "agents use the API key ms-NAME, one per rollout; listening")
+    finally:
+        if model is not None:
+            await model.close()
 
 
 def write_rows(path: Path, sessions: Iterable[CaptureSession]) -> int:

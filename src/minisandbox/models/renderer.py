@@ -16,6 +16,8 @@ import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -201,17 +203,28 @@ class Renderer:
                 hint="use an action format in text, or another model",
             )
         options = request.sampling.extra.get("chat_template_kwargs") or {}
-        try:
-            text = self._tokenizer.apply_chat_template(
-                [message.for_template() for message in (*request.messages, *response)],
-                tools=[dict(tool) for tool in request.tools] or None,
-                add_generation_prompt=generation_prompt,
-                tokenize=False,
-                **(options if isinstance(options, Mapping) else {}),
+
+        def render(messages: Sequence[Message]) -> str:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    [message.for_template() for message in messages],
+                    tools=[dict(tool) for tool in request.tools] or None,
+                    add_generation_prompt=generation_prompt,
+                    tokenize=False,
+                    **(options if isinstance(options, Mapping) else {}),
+                )
             )
+
+        messages = [*request.messages, *response]
+        # Templates such as Qwen3.5's reject system messages after the first message, which Claude Code sends.
+        one_system = messages[:1] + [replace(m, role="user") if m.role == "system" else m for m in messages[1:]]
+        try:
+            return render(messages)
         except Exception as error:  # a template is a program and may raise any exception
+            with suppress(Exception):
+                if one_system != messages:
+                    return render(one_system)
             raise ModelRefused(f"the model's chat template rejected the messages: {error}") from error
-        return str(text)
 
     def _split_thoughts(self, text: str, request: Request) -> tuple[str, str]:
         """Split a sampled text into reasoning and the rest. Without thinking tags in the template, all is the rest."""

@@ -124,7 +124,7 @@ def read_rows(path: Path) -> Iterator[TrainingRow]:
     """Read rows from JSON Lines, Parquet or a folder of ``datasets``, as ``trajectories export`` writes them.
 
     The columns are ``input_ids``; ``loss_mask`` or ``labels``; and, if known, ``logprobs``, ``traj_id``, ``row``,
-    ``instance_id``, ``versions``.
+    ``instance_id``, ``versions``. Rows that ``model proxy`` writes are read, too, except for those without loss.
 
     Raises:
         InvalidValue: there is no such file.
@@ -136,7 +136,10 @@ def read_rows(path: Path) -> Iterator[TrainingRow]:
         raise InvalidValue(f"{path}: no such file", hint="write rows with minisandbox trajectories export")
     for one in open_source(path).rows:
         try:
-            row = _row(one.values, one.place)
+            values = _of_capture(one.values) if "session" in one.values else one.values
+            if values is None:
+                continue
+            row = _row(values, one.place)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise TrainingError(
                 f"{one.place} is not a row of tokens",
@@ -144,6 +147,13 @@ def read_rows(path: Path) -> Iterator[TrainingRow]:
                 hint="write rows with minisandbox trajectories export --to tokens",
             ) from error
         yield row
+
+
+def _of_capture(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the columns of a row that the capture proxy wrote; None if none of its tokens carries loss."""
+    session, mask = body["session"], body["mask"]
+    columns = {"input_ids": body["ids"], "loss_mask": mask, "traj_id": session, "instance_id": session}
+    return {**body, **columns} if any(mask) else None
 
 
 def _row(body: Mapping[str, Any], place: str) -> TrainingRow:

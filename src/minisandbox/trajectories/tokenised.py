@@ -69,15 +69,16 @@ class TokenisedRow:
 
 
 def captured_rows(example: Example) -> Iterator[TokenisedRow]:
-    """Yield the token rows that the inference engine reported for an example.
+    """Yield the token rows that the inference engine reported for an example, except for rows without loss.
 
     Args:
         example: the example.
     """
     for number, row in enumerate(example.rows):
-        yield TokenisedRow(
-            example.traj_id, example.instance_id, number, row.ids, row.mask, row.logprobs, example.reward, row.versions
-        )
+        if any(row.mask):
+            ids, mask = row.ids, row.mask
+            reward, versions = example.reward, row.versions
+            yield TokenisedRow(example.traj_id, example.instance_id, number, ids, mask, row.logprobs, reward, versions)
 
 
 def templated_row(example: Example, tokenizer: PreTrainedTokenizerBase) -> TokenisedRow:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from minisandbox.models.capture.history import History, Responses
+from minisandbox.models.capture.history import History, Responses, serialize
 from minisandbox.models.graph import TokenGraph, TokenRow
-from minisandbox.models.protocol import Completion, Message, TokenUsage
+from minisandbox.models.protocol import Completion, TokenUsage
 
 VERSION = 1
 """The version of the JSON format of rows."""
@@ -20,7 +20,7 @@ VERSION = 1
 # dictionary entry including the dictionary's spare room, and of an error without its message.
 _TOKEN_BYTES = 12
 _TURN_BYTES = 1500
-_ENTRY_BYTES = 150
+_ENTRY_BYTES = 300
 _ERROR_BYTES = 200
 _MOST_ERRORS = 200
 _LONGEST_ERROR = 2000
@@ -89,9 +89,9 @@ class CaptureSession:
         self._limit = limit
         self._held = 0
         self._handled = 0
-        self._texts: dict[str, str] = {}
+        self._texts: dict[str, tuple[str, bytes]] = {}
         self._graph = TokenGraph()
-        self._responses = Responses(lambda index: Message.from_json(json.loads(self.turns[index].answer)))
+        self._responses = Responses()
         self._began = time.monotonic()
 
     @property
@@ -153,9 +153,7 @@ class CaptureSession:
             chat: the request, as chat completions.
             reasoning_field: the engine's name for the reasoning in messages.
         """
-        messages, tools = chat["messages"], chat.get("tools")
-        assert isinstance(messages, list)
-        return self._responses.restore(messages, tools if isinstance(tools, list) else (), reasoning_field)
+        return self._responses.restore(chat, reasoning_field, self._texts)
 
     def add(
         self, history: History, answer: object, completion: Completion, began: float, *, trained: bool = True
@@ -169,17 +167,16 @@ class CaptureSession:
             began: :attr:`elapsed` at the request.
             trained: whether its tokens carry loss; False if the request constrained the sampling.
         """
-        serialized = tuple(self._text(message) for message in history.messages)
+        serialized = tuple(map(self._text, history.serialized, history.digests))
         seconds = self.elapsed - began
-        turn = CapturedTurn(serialized, _json(answer), completion.finish_reason, completion.usage, began, seconds)
+        turn = CapturedTurn(serialized, serialize(answer), completion.finish_reason, completion.usage, began, seconds)
         before = self._graph.held
         index = self._graph.add(completion.tokens, trained=trained)
         self.forks += history.latest is not None and self._graph.previous(index) != history.latest
         self.turns.append(turn)
-        self._responses.add(index, history, answer)
-        self._held += (
-            (self._graph.held - before) * _TOKEN_BYTES + sys.getsizeof(turn.answer) + 8 * len(serialized) + _TURN_BYTES
-        )
+        self._responses.add(history, answer)
+        answers = 2 * sys.getsizeof(turn.answer)  # the responses have it once more
+        self._held += (self._graph.held - before) * _TOKEN_BYTES + answers + 8 * len(serialized) + _TURN_BYTES
 
     def fail(self, status: int, message: str, began: float) -> None:
         """Add a failed request; if there are too many or the session is full, only count it."""
@@ -211,14 +208,9 @@ class CaptureSession:
     def _conversation(self, turn: CapturedTurn) -> tuple[Mapping[str, object], ...]:
         return tuple(json.loads(text) for text in (*turn.messages, turn.answer))
 
-    def _text(self, message: object) -> str:
-        text = _json(message)
+    def _text(self, text: str, digest: bytes) -> str:
+        """Return the stored string of a message, so that equal messages share one."""
         if text not in self._texts:
-            self._texts[text] = text
+            self._texts[text] = text, digest
             self._held += sys.getsizeof(text) + _ENTRY_BYTES
-        return self._texts[text]
-
-
-def _json(value: object) -> str:
-    """Serialise to JSON; replace unpaired surrogates of truncated strings, because UTF-8 cannot encode them."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace").decode()
+        return self._texts[text][0]

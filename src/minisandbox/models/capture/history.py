@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from minisandbox.errors import InvalidValue
@@ -23,65 +23,77 @@ class History:
 
     Attributes:
         messages: the messages, with captured responses in place of the agent's copies.
-        digest: the digest of the conversation, which ignores the changes that agents make.
+        serialized: each message as JSON.
+        digests: the digest of each message, which ignores the changes that agents make.
         latest: the index of the latest captured response among the messages, or None.
     """
 
     messages: Sequence[object]
-    digest: bytes
+    serialized: Sequence[str]
+    digests: Sequence[bytes]
     latest: int | None
 
 
 class Responses:
-    """The responses of a session, by conversation and by content.
+    """The responses of a session, by conversation and by content."""
 
-    Args:
-        message: returns the message of a response from its index.
-    """
-
-    def __init__(self, message: Callable[[int], Message]) -> None:
-        self._message = message
+    def __init__(self) -> None:
+        self._responses: list[Message] = []
         self._by_conversation: dict[bytes, list[int]] = {}
         self._by_content: dict[bytes, int] = {}
 
-    def add(self, index: int, history: History, answer: object) -> None:
+    def add(self, history: History, answer: object) -> None:
         """Add a response.
 
         Args:
-            index: the response's index.
             history: the request's messages.
             answer: the response's message.
         """
-        content = _digest(answer)
+        index, content, conversation = len(self._responses), _digest(answer), b""
+        for digest in (*history.digests, content):
+            conversation = _joined(conversation, digest)
         self._by_content[content] = index
-        self._by_conversation.setdefault(_joined(history.digest, content), []).append(index)
+        self._by_conversation.setdefault(conversation, []).append(index)
+        self._responses.append(Message.from_json(answer))
 
     def restore(
-        self, messages: Sequence[object], tools: Sequence[Mapping[str, object]], reasoning_field: str
+        self, chat: Mapping[str, object], reasoning_field: str, stored: Mapping[str, tuple[str, bytes]]
     ) -> History:
         """Replace the agent's copies of responses by the responses, as long as the history equals a captured one.
 
         Args:
-            messages: the request's messages, as JSON.
-            tools: the tools that the request offers.
+            chat: the request, as chat completions.
             reasoning_field: the engine's name for the reasoning in messages.
+            stored: messages of earlier requests as JSON, each with itself and its digest, because hashing takes time.
         """
-        restored, digest, latest = [], b"", None
+        messages, tools = chat["messages"], chat.get("tools")
+        assert isinstance(messages, list)
+        restored, serialized, digests, conversation, latest = [], [], [], b"", None
         for message in messages:
-            content = _digest(message)
-            digest = _joined(digest, content)
+            text = serialize(message)
+            text, digest = stored.get(text) or (text, _digest(message))
+            conversation = _joined(conversation, digest)
+            digests.append(digest)
             restored.append(message)
+            serialized.append(text)
             if isinstance(message, dict) and message.get("role") == "assistant":
-                index = self._same_thoughts(self._by_conversation.get(digest, ()), message)
-                latest = self._by_content.get(content) if index is None else index
+                index = self._same_thoughts(self._by_conversation.get(conversation, ()), message)
+                latest = self._by_content.get(digest) if index is None else index
                 if index is not None:
-                    restored[-1] = for_history(self._message(index), tools).to_json(reasoning_field)
-        return History(restored, digest, latest)
+                    response = for_history(self._responses[index], tools if isinstance(tools, list) else ())
+                    restored[-1] = response.to_json(reasoning_field)
+                    serialized[-1] = serialize(restored[-1])
+        return History(restored, serialized, digests, latest)
 
     def _same_thoughts(self, indices: Sequence[int], message: object) -> int | None:
         """Return the latest response with the message's thoughts, or the latest one if the message has no thoughts."""
         thoughts = Message.from_json(message).reasoning.strip() if indices else ""
-        return next((i for i in reversed(indices) if thoughts in ("", self._message(i).reasoning.strip())), None)
+        return next((i for i in reversed(indices) if thoughts in ("", self._responses[i].reasoning.strip())), None)
+
+
+def serialize(message: object) -> str:
+    """Convert to JSON; replace unpaired surrogates of truncated strings, because UTF-8 cannot encode them."""
+    return json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace").decode()
 
 
 def _digest(message: object) -> bytes:

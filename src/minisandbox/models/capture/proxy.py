@@ -306,7 +306,8 @@ class CaptureProxy(HttpServer):
         unlimited = {name: value for name, value in fields.items() if name not in _LIMITS}
         try:
             response = await transport.send("/chat/completions", json.dumps(fields).encode(), session)
-            if len(unlimited) < len(fields) and is_about_length(response.status, response.body):
+            is_refused = response.status != 200 and is_about_length(response.status, response.body)
+            if is_refused and len(unlimited) < len(fields):
                 response = await transport.send("/chat/completions", json.dumps(unlimited).encode(), session)
         except Failed as failed:
             raise _refusal(502, f"no response from the engine: {failed.error}", "upstream_error") from None
