@@ -65,8 +65,8 @@ SHARED = (
     "wheels", "git", "reading",
 )  # fmt: skip
 WITHOUT_THIRD_PARTY = ("launch", "egress", "host", "store", "sandbox")
-# What Python has itself from 3.14 on; loaded where something is compressed, and only then (docs/dependencies.md).
-BACKPORTS = {"compression": "zstandard"}
+# Loaded where something is compressed, and only then (docs/dependencies.md).
+COMPRESSORS = {"compression": ("isal", "zstandard")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +258,7 @@ def test_the_core_uses_the_standard_library_alone() -> None:
         for path in source_files()
         if house_of(path) in (*WITHOUT_THIRD_PARTY, *(f"{name}" for name in SHARED))
         for found in third_party(path)
-        if found.at_module_level or BACKPORTS.get(house_of(path)) != found.module
+        if found.at_module_level or found.module.partition(".")[0] not in COMPRESSORS.get(house_of(path), ())
     ]
     assert not offences, "\n".join(offences)
 

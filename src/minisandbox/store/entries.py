@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import io
 import json
+import operator
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ PRIVATE = -1
 MOST = 1 << 30
 """Maximum bytes of an uncompressed file list, enough for about six million files."""
 _LONGEST = 1 << 22
+_BUFFER = 1 << 16
 _LARGEST = (1 << 63) - 1
 
 FILE, DIRECTORY, LINK, WHITEOUT, FIFO = "f", "d", "l", "w", "p"
@@ -27,7 +29,7 @@ KINDS = frozenset((FILE, DIRECTORY, LINK, WHITEOUT, FIFO))
 Attributes = tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Entry:
     """One name in a layer's tree.
 
@@ -78,6 +80,10 @@ class Entry:
         return "" if self.copy == PRIVATE else copy_name(self.object, self.copy)
 
 
+_fields = operator.attrgetter(*Entry.__slots__)
+_to_json = json.JSONEncoder(separators=(",", ":")).encode
+
+
 def list_digest(entries: Iterable[Entry]) -> str:
     """Return a hash of the entries that is equal in every store: ignore owners, disk blocks and pool copies."""
     digest = hashlib.sha256()
@@ -87,7 +93,7 @@ def list_digest(entries: Iterable[Entry]) -> str:
             entry.path, entry.kind, entry.mode, entry.mtime, entry.size, entry.digest, entry.same, entry.target,
             attributes,
         ]  # fmt: skip
-        digest.update(json.dumps(row, separators=(",", ":")).encode() + b"\n")
+        digest.update(f"{_to_json(row)}\n".encode())
     return digest.hexdigest()
 
 
@@ -106,7 +112,11 @@ def write_entries(path: Path, entries: Iterable[Entry]) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    with path.open("xb") as file, gzip.GzipFile("", "wb", 6, file, mtime=0) as lines:
+    with (
+        path.open("xb") as file,
+        gzip.GzipFile("", "wb", 6, file, mtime=0) as compressed,
+        io.BufferedWriter(compressed, _BUFFER) as lines,
+    ):
         lines.write(f'{{"format":{FORMAT}}}\n'.encode())
         for entry in entries:
             lines.write(encode(entry))
@@ -114,8 +124,7 @@ def write_entries(path: Path, entries: Iterable[Entry]) -> None:
 
 def encode(entry: Entry) -> bytes:
     """Return an entry as one line of a list."""
-    fields = [getattr(entry, name) for name in Entry.__slots__]
-    return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
+    return f"{_to_json(_fields(entry))}\n".encode()
 
 
 def decode(line: bytes) -> Entry:

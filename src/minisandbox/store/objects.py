@@ -52,7 +52,7 @@ class Pool:
         """
         return hold_flock(self.root / ".lock", LOCK_FILE, shared=not exclusive)
 
-    def take(self, entry: Entry, key: str, file_path: str, *, first_copy: int, temporary_folder: Path) -> int | None:
+    def take(self, entry: Entry, key: str, file_path: str, *, first_copy: int, temporary_folder: str) -> int | None:
         """Replace a file by a hard link to the equal object of the pool, if there is one.
 
         Args:
@@ -76,7 +76,7 @@ class Pool:
                 continue
         raise AssertionError("copies are counted without an end")
 
-    def share(self, entry: Entry, key: str, file_path: str, *, first_copy: int, temporary_folder: Path) -> int:
+    def share(self, entry: Entry, key: str, file_path: str, *, first_copy: int, temporary_folder: str) -> int:
         """Add a file to the pool, or replace the file by a link if another process has added an equal object first.
 
         Args:
@@ -120,7 +120,7 @@ class Pool:
             return False
         return True
 
-    def _replace(self, entry: Entry, object_path: str, file_path: str, temporary_folder: Path) -> bool:
+    def _replace(self, entry: Entry, object_path: str, file_path: str, temporary_folder: str) -> bool:
         """Replace a file by a link to an object; return False if the object is missing or was damaged and removed."""
         try:
             status = os.lstat(object_path)

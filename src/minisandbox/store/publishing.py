@@ -59,15 +59,10 @@ class Publication:
     below: Iterable[str]
     copies: Mapping[str, int] = field(default_factory=dict)
     _linked: set[str] = field(default_factory=set)
-    _copies: dict[str, int] = field(default_factory=dict)
     _missing: list[tuple[Entry, str]] = field(default_factory=list)
     _next: dict[str, int] = field(default_factory=dict)
     _read_below: bool = False
-
-    @property
-    def spare(self) -> Path:
-        """A directory for temporary names."""
-        return self.work / "spare"
+    _spare: str = ""  # path of a directory for temporary names
 
     def prepare(self, unsized: LayerRecord) -> tuple[Path, LayerRecord]:
         """Prepare the layer's directory, so that one rename can publish it.
@@ -85,12 +80,13 @@ class Publication:
             StoreError: the tree contains a device, or does not have the expected digest.
             OSError: a system call failed; with delayed allocation, the kernel reports ENOSPC only here.
         """
-        self.spare.mkdir(mode=0o700)
+        self._spare = f"{self.work}/spare"
+        os.mkdir(self._spare, mode=0o700)
         entries = self._share_files()
         layer = self.work / "publish"
         layer.mkdir(mode=0o700)
         rename_directory(self.output.tree, layer / "tree")
-        listing.write_entries(layer / listing.NAME, self._with_copies(entries))
+        listing.write_entries(layer / listing.NAME, entries)
         names = [entry for entry in entries if entry.kind != listing.DIRECTORY]
         # Exclude the root directory (path ""), to be consistent with the sizes of layers of older versions.
         size = sum(entry.disk for entry in entries if not entry.same and entry.path)
@@ -117,11 +113,12 @@ class Publication:
         """Replace files by links to equal pool objects, before the sync, so that duplicates are not written to disk."""
         for entry in entries:
             if self._is_shared(entry):
-                key = entry.object
-                first_copy = self.copies.get(entry.path, self._first_copy(key))
-                copy = self.pool.take(
-                    entry, key, self._path_of(entry), first_copy=first_copy, temporary_folder=self.spare
-                )
+                key, copy = entry.object, None
+                if self.pool.has(key):
+                    first_copy = self.copies.get(entry.path, self._first_copy(key))
+                    copy = self.pool.take(
+                        entry, key, self._path_of(entry), first_copy=first_copy, temporary_folder=self._spare
+                    )
                 if copy is None:
                     self._missing.append((entry, key))
                 else:
@@ -131,7 +128,8 @@ class Publication:
         """Add to the pool the files that it has no equal object of."""
         for entry, key in self._missing:
             first_copy = self.copies.get(entry.path, self._next.get(key, 0))
-            copy = self.pool.share(entry, key, self._path_of(entry), first_copy=first_copy, temporary_folder=self.spare)
+            path = self._path_of(entry)
+            copy = self.pool.share(entry, key, path, first_copy=first_copy, temporary_folder=self._spare)
             self._note(entry, key, copy)
 
     def _path_of(self, entry: Entry) -> str:
@@ -143,22 +141,17 @@ class Publication:
         return entry.kind == FILE and entry.size >= SMALLEST and not is_linked
 
     def _note(self, entry: Entry, key: str, copy: int) -> None:
-        self._copies[entry.path] = copy
+        entry.copy = copy
         self._next[key] = max(self._next.get(key, 0), copy + 1)
 
     def _first_copy(self, key: str) -> int:
         """Return the number of the object's first copy that this layer and the layers below do not use."""
-        if not self._read_below and self.pool.has(key):
+        if not self._read_below:
             self._read_below = True
             for object_name in self.below:
                 object_key, _, copy = object_name.partition(".")
                 self._next[object_key] = max(self._next.get(object_key, 0), int(copy or 0) + 1)
         return self._next.get(key, 0)
-
-    def _with_copies(self, entries: list[Entry]) -> Iterator[Entry]:
-        for entry in entries:
-            copy = self._copies.get(entry.path, PRIVATE)
-            yield entry if copy == PRIVATE else replace(entry, copy=copy)
 
     def _restore_mtimes(self, entries: list[Entry]) -> None:
         """Restore the mtimes of directories, because replacing files in a directory changes its mtime."""

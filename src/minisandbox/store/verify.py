@@ -234,7 +234,7 @@ class _Check:
         if kind_of(status) != entry.kind:
             yield f"{path}: is of another type"
             return
-        current = describe(entry.path, file_path, status, digest=False)
+        current = describe(entry.path, file_path, status, digest="")
         for name in ("mode", "uid", "gid", "size", "mtime", "target", "attributes"):
             expected, actual = getattr(entry, name), getattr(current, name)
             if expected != actual:

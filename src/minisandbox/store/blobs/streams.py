@@ -8,12 +8,20 @@ import lzma
 import os
 import queue
 import threading
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Self
 
-from minisandbox.compression import MAGIC, ByteSource, CorruptedError, Decompressed, WindowError
+from minisandbox.compression import (
+    MAGIC,
+    ByteSource,
+    CorruptedError,
+    Decompressed,
+    Decompressor,
+    WindowError,
+    gzip_decompressor,
+    gzip_error,
+)
 from minisandbox.errors import ImageRefused
 from minisandbox.store.disk.faults import disk_full
 
@@ -23,10 +31,10 @@ _PREFETCH = 4
 """Number of decompressed chunks to prefetch."""
 SPARE = 256 << 20
 """Number of bytes to leave free on the disk."""
-_GZIP = b"\x1f\x8b"  # RFC 1952, section 2.3.1
 _MOST_MEMORY = 1 << 29
 """Maximum bytes of memory for decompressing an xz stream."""
-_OTHERS: Mapping[bytes, Callable[[], bz2.BZ2Decompressor | lzma.LZMADecompressor]] = {
+_DECOMPRESSORS: Mapping[bytes, Callable[[], Decompressor]] = {
+    b"\x1f\x8b": gzip_decompressor,  # RFC 1952, section 2.3.1
     b"BZh": bz2.BZ2Decompressor,
     b"\xfd7zXZ\0": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, _MOST_MEMORY),
 }
@@ -217,7 +225,7 @@ class LayerStream:
                 reason=str(error),
                 hint="nothing was published; compress it with a smaller window: zstd --long=27",
             ) from error
-        except (CorruptedError, zlib.error, EOFError) as error:
+        except (CorruptedError, EOFError) as error:
             raise ImageRefused(
                 f"{self.name} cannot be unpacked",
                 reason=f"its compressed stream is damaged or ends early ({error})",
@@ -242,7 +250,7 @@ class LayerStream:
 class _Prefetcher:
     """Prefetch chunks of an iterator in a thread, so that decompression and hashing overlap with unpacking.
 
-    The threads run in parallel because zlib and hashlib release the GIL.
+    The threads run in parallel because the decompressors and hashlib release the GIL.
     """
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
@@ -291,18 +299,16 @@ class _Prefetcher:
 def is_packed(magic_bytes: bytes) -> bool:
     """Return whether a stream with these first bytes is compressed; a zstd stream may begin with a skippable frame."""
     skippable = magic_bytes[1:4] == _SKIPPABLE and magic_bytes[0] & 0xF0 == 0x50
-    return magic_bytes.startswith((_GZIP, MAGIC, *_OTHERS)) or skippable
+    return magic_bytes.startswith((MAGIC, *_DECOMPRESSORS)) or skippable
 
 
 def _unpacked(blob: Blob) -> Iterator[bytes]:
     head = blob.read(_READ)
     while 0 < len(head) < LONGEST_MAGIC and (chunk := blob.read(_READ)):
         head += chunk
-    new_decompressor = next((new for magic, new in _OTHERS.items() if head.startswith(magic)), None)
+    new_decompressor = next((new for magic, new in _DECOMPRESSORS.items() if head.startswith(magic)), None)
     if new_decompressor is not None:
         yield from _decompressed(blob, head, new_decompressor)
-    elif head.startswith(_GZIP):
-        yield from _gunzipped(blob, head)
     elif is_packed(head):
         reader = Decompressed(blob, head, every_frame=True)
         while chunk := reader.read(_CHUNK):
@@ -313,31 +319,14 @@ def _unpacked(blob: Blob) -> Iterator[bytes]:
             head = blob.read(_READ)
 
 
-def _gunzipped(blob: Blob, compressed: bytes) -> Iterator[bytes]:
-    """Decompress one or more concatenated gzip members."""
-    while compressed:
-        member = zlib.decompressobj(wbits=31)
-        while True:
-            if chunk := member.decompress(compressed, _CHUNK):
-                yield chunk
-            if member.eof:
-                break
-            compressed = member.unconsumed_tail or blob.read(_READ)
-            if not compressed and not chunk:
-                raise EOFError("the end of the gzip stream is missing")
-        compressed = _after_padding(blob, member.unused_data)
-
-
-def _decompressed(
-    blob: Blob, compressed: bytes, new_decompressor: Callable[[], bz2.BZ2Decompressor | lzma.LZMADecompressor]
-) -> Iterator[bytes]:
-    """Decompress one or more concatenated streams of xz or bzip2."""
+def _decompressed(blob: Blob, compressed: bytes, new_decompressor: Callable[[], Decompressor]) -> Iterator[bytes]:
+    """Decompress one or more concatenated streams of gzip, xz or bzip2."""
     while compressed:
         member = new_decompressor()
         while not member.eof:
             try:
                 chunk = member.decompress(compressed, _CHUNK)
-            except (lzma.LZMAError, OSError) as error:
+            except (lzma.LZMAError, OSError, gzip_error()) as error:
                 raise CorruptedError(str(error)) from error
             yield chunk
             compressed = b""

@@ -31,6 +31,7 @@ _MOST_ATTRIBUTES = 1 << 16
 """Maximum bytes of one member's extended attributes (limits.h: XATTR_LIST_MAX)."""
 _LONGEST_NUMBER = 20
 _NUMBER = re.compile(rb"-?[0-9]{1,20}")
+_USUAL_OCTAL = re.compile(rb"[0-7]+[\0 ]")
 _MOMENT = re.compile(rb"(-?)([0-9]{1,12})(?:\.([0-9]{0,30}))?")
 _NANO = 10**9
 
@@ -169,13 +170,14 @@ class TarReader:
     def _described(self, header: bytes, records: dict[str, bytes]) -> Member:
         name = records.get("GNU.sparse.name") or records.get("path") or _own_name(header)
         self._last = name
-        kind = _KINDS.get(header[156:157])
-        if header[156:157] == b"S" or any(key.startswith("GNU.sparse.") for key in records):
+        flag = header[156:157]
+        kind = _KINDS.get(flag)
+        if flag == b"S" or any(key.startswith("GNU.sparse.") for key in records):
             self.refuse(
                 "it is a sparse file, which cannot be read here", name, "make the archive without tar's --sparse (-S)"
             )
         if kind is None:
-            self.refuse(f"it has the type {header[156:157]!r}, which no layer has", name)
+            self.refuse(f"it has the type {flag!r}, which no layer has", name)
         if kind == FILE and name.endswith(b"/"):
             kind = DIRECTORY
         target = records.get("linkpath") or _text(header[157:257])
@@ -183,7 +185,7 @@ class TarReader:
             self.refuse("its name has a NUL character", name)
         if max(len(name), len(target)) > _LONGEST_PATH:
             self.refuse(f"its name or what it links to is too long: more than {_LONGEST_PATH} bytes", name)
-        attributes = _attributes(records)
+        attributes = _attributes(records) if records else {}
         if sum(len(key) + len(value) for key, value in attributes.items()) > _MOST_ATTRIBUTES:
             self.refuse(f"its extended attributes have more than {_MOST_ATTRIBUTES} bytes", name)
         numbers = [
@@ -204,7 +206,7 @@ class TarReader:
 
     def _next_header(self) -> bytes | None:
         """Skip to the next header and return it, or None at the end of the archive."""
-        if not self._stream.skip(self._data + self._padding):
+        if (unread := self._data + self._padding) and not self._stream.skip(unread):
             self.refuse("the archive ends in the middle of its content", self._last)
         self._data = self._padding = 0
         block = self._stream.exactly(_SIZE)
@@ -248,6 +250,8 @@ class TarReader:
 
     def _field(self, field: bytes, name: bytes) -> int:
         """Parse a number in a header: octal, or base 256 (GNU) if the first bit is set."""
+        if _USUAL_OCTAL.fullmatch(field):
+            return int(field[:-1], 8)
         if field[0] & 0x80:
             sign_byte = field[0] if field[0] & 0x40 else field[0] & 0x3F
             number = int.from_bytes(bytes([sign_byte]) + field[1:], signed=True)

@@ -161,6 +161,8 @@ class _Unpacker:
         self._bounds = bounds
         self._top = _Node(DIRECTORY)
         self._open: tuple[tuple[str, ...], int] = ((), -1)
+        self._folder_parts: list[str] = []
+        self._folder: tuple[_Node, tuple[str, ...]] = self._top, ()  # the directory that the parts lead to
         self._removed = self._names = self._text = self._content = 0
         self._unchecked = _CHECK_EVERY  # makes the first write check the free space
         self._member = Member(b"", FILE, 0, 0, 0, 0, 0)
@@ -203,17 +205,20 @@ class _Unpacker:
         self._text += sum(len(name) + len(value) for name, value in member.attributes.items())
         if self._text > self._bounds.text:
             self._refuse(f"the layer's paths, links and extended attributes have more than {self._bounds.text} bytes")
-        parts = self._parts(os.fsdecode(member.name))
+        path = os.fsdecode(member.name)
+        parts = self._parts(path)
         if not parts:
             if member.kind != DIRECTORY:
                 self._refuse("the root of an image is a directory")
             self._top.member = member
             return
-        is_aufs_file = any(part.startswith(_AUFS) and part != OPAQUE_MARK for part in parts)
+        is_aufs_file = _AUFS in path and any(part.startswith(_AUFS) and part != OPAQUE_MARK for part in parts)
         if is_aufs_file and (member.kind != FILE or parts[:-1] != [_AUFS_LINKS]):
             return
-        folder, folder_path = self._directory(parts[:-1])
-        name = parts[-1]
+        name = parts.pop()
+        if parts != self._folder_parts:
+            self._folder_parts, self._folder = parts, self._directory(parts)
+        folder, folder_path = self._folder
         if name.startswith(WHITEOUT):
             self._note_whiteout(folder, name)
             return
@@ -358,8 +363,9 @@ class _Unpacker:
                 hasher.update(chunk)
                 self._require_room(file.fd, len(chunk))
                 file.data(chunk)
-            self._finish(file.fd, member, self._owner(member))
-            self.result.digests[os.fstat(file.fd).st_ino] = hasher.hexdigest()
+            status, owner = os.fstat(file.fd), self._owner(member)
+            self._finish(file.fd, member, (-1, -1) if owner == (status.st_uid, status.st_gid) else owner)
+            self.result.digests[status.st_ino] = hasher.hexdigest()
         finally:
             file.close()
 
@@ -373,7 +379,7 @@ class _Unpacker:
 
     def _finish(self, fd: int, member: Member, owner: tuple[int, int]) -> None:
         """Set the metadata, owner first: a change of owner clears setuid bits and capabilities (chown(2))."""
-        if self._keep_owners:
+        if owner != (-1, -1):
             os.fchown(fd, *owner)
         self._set_attributes(fd, member)
         os.fchmod(fd, member.mode)
@@ -451,6 +457,7 @@ class _Unpacker:
         removed = folder.children.pop(name, None)
         if removed is None:
             return
+        self._folder_parts, self._folder = [], (self._top, ())  # its path may have led through the removed file
         if removed.kind != DIRECTORY:
             os.unlink(name, dir_fd=self._at(folder_path))
             return

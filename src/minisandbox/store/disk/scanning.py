@@ -142,45 +142,50 @@ def _scan_entries(
         if first_entry is not None:
             yield replace(first_entry, path=path, same=first_entry.path)
             continue
-        known_digest = digests.get(status.st_ino, "") if stat.S_ISREG(status.st_mode) else ""
-        entry = _readable_entry(path, file_path, status, allowance, digest=not known_digest)
-        entry = _without_handles(replace(entry, digest=entry.digest or known_digest), file_path)
+        entry = _readable_entry(path, file_path, status, allowance, digests.get(status.st_ino))
+        _remove_handles(entry, file_path)
         if status.st_nlink > 1 and entry.kind not in (DIRECTORY, WHITEOUT):  # overlayfs hard-links whiteouts
             first_names[status.st_ino] = entry
         yield entry
 
 
-def _readable_entry(path: str, file_path: str, status: os.stat_result, allowance: Allowance, *, digest: bool) -> Entry:
+def _readable_entry(
+    path: str, file_path: str, status: os.stat_result, allowance: Allowance, digest: str | None
+) -> Entry:
     """Return the entry of a file or directory, even if its owner has no read permission."""
     is_unreadable = stat.S_ISREG(status.st_mode) and not status.st_mode & stat.S_IRUSR
     with opened_up(file_path) if is_unreadable else nullcontext():
         return describe(path, file_path, status, digest=digest, allowance=allowance)
 
 
-def _without_handles(entry: Entry, file_path: str) -> Entry:
+def _remove_handles(entry: Entry, file_path: str) -> None:
     """Remove overlayfs's internal attributes: they differ in equal files and become stale when a layer is moved."""
     if entry.kind == WHITEOUT:
-        return _plain_whiteout(entry, file_path)
+        _clear_whiteout(entry, file_path)
     overlay_names = [name for name, _ in entry.attributes if name in _MACHINE]
-    if not overlay_names:
-        return entry
-    with nullcontext() if os.access(file_path, os.W_OK) else opened_up(file_path):
-        for name in overlay_names:
-            os.removexattr(file_path, name, follow_symlinks=False)
-    return replace(entry, attributes=tuple(pair for pair in entry.attributes if pair[0] not in _MACHINE))
+    if overlay_names:
+        with nullcontext() if os.access(file_path, os.W_OK) else opened_up(file_path):
+            for name in overlay_names:
+                os.removexattr(file_path, name, follow_symlinks=False)
+        entry.attributes = tuple(pair for pair in entry.attributes if pair[0] not in _MACHINE)
 
 
-def _plain_whiteout(entry: Entry, file_path: str) -> Entry:
+def _clear_whiteout(entry: Entry, file_path: str) -> None:
     """Clear a whiteout's mode and mtime, which overlayfs ignores, so that equal layers have equal file lists."""
     if entry.mode:
         os.chmod(file_path, 0)
     if entry.mtime:
         os.utime(file_path, ns=(0, 0), follow_symlinks=False)
-    return replace(entry, mode=0, mtime=0)
+    entry.mode = entry.mtime = 0
 
 
 def describe(
-    path: str, file_path: str, status: os.stat_result, *, digest: bool = True, allowance: Allowance | None = None
+    path: str,
+    file_path: str,
+    status: os.stat_result,
+    *,
+    digest: str | None = None,
+    allowance: Allowance | None = None,
 ) -> Entry:
     """Return the entry of a file, directory, link, FIFO or whiteout.
 
@@ -188,7 +193,7 @@ def describe(
         path: path in the layer.
         file_path: path on this machine.
         status: its status.
-        digest: whether to read and hash a file's content.
+        digest: known SHA-256 of a file's content; None if the file must be read.
         allowance: time limit for reading the file; None sets no limit.
 
     Raises:
@@ -208,7 +213,7 @@ def describe(
         mtime=status.st_mtime_ns,
         size=status.st_size if kind == FILE else 0,
         disk=status.st_blocks * 512,  # stat(2): st_blocks counts 512-byte units on every file system
-        digest=hash_file(file_path, status.st_size, allowance) if kind == FILE and digest else "",
+        digest="" if kind != FILE else hash_file(file_path, status.st_size, allowance) if digest is None else digest,
         target=os.readlink(file_path) if kind == LINK else "",
         attributes=read_attributes(file_path) if kind in (FILE, DIRECTORY) else (),
     )
