@@ -15,6 +15,8 @@ from minisandbox.launch.kernel import cgroups, syscalls
 
 from . import fixes, registry
 
+USR_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+"""Names in the root directory that may be links into ``/usr``."""
 _GIB = 1 << 30
 _OLDEST, _OLDEST_TRIED = (5, 14), (6, 1)
 # default limits of one sandbox: open files of each command, and processes

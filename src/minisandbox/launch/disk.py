@@ -17,8 +17,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from .jobs.trees import DIRECTORY_FLAGS, DirWalker, walk_statuses
-from .plan import BYTES_PER_FILE
 
+BYTES_PER_FILE = 4096
+"""Bytes of scratch per inode: a tmpfs of this many bytes more may hold one more file."""
 PARTS = ("upper", "usr")
 """Directories of an upper that hold the sandbox's files; the other directories are overlayfs work directories."""
 FLOOR, NEAR_FLOOR = 256 << 20, 512 << 20
@@ -45,7 +46,7 @@ class Count:
 
     @property
     def bytes(self) -> int:
-        """Bytes counted so far. Each file counts at least :data:`.plan.BYTES_PER_FILE`, as in a tmpfs."""
+        """Bytes counted so far. Each file counts at least :data:`BYTES_PER_FILE`, as in a tmpfs."""
         return max(self._blocks * 512, self._files * BYTES_PER_FILE)
 
     def steps(self) -> Iterator[None]:

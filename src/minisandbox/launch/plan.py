@@ -27,8 +27,6 @@ PROCESSES = 1032
 
 ROOT = "root"
 """Scratch path of the sandbox's future root directory."""
-BYTES_PER_FILE = 4096
-"""Bytes of scratch per inode: a tmpfs of this many bytes more may hold one more file."""
 
 
 class _Operation:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from minisandbox.errors import HostError, InvalidValue
+from minisandbox.host.environment import USR_LINKS
 from minisandbox.launch import plan as p
 from minisandbox.types import ImageSpec, Limits, Mount, Network
 
@@ -22,7 +23,6 @@ _USUAL_DISK = Limits().disk
 _VIEWER_SCRATCH = 1 << 20
 _OWN_PROCESSES = 8
 """Processes added to the limit for pid 1 and the workers, which the kernel counts too."""
-USR_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 # Files of /proc that describe the host and not the sandbox. Docker masks those in the first lines (moby/profiles), and
 # programs in a sandbox need none of the others.
 _HIDDEN = (

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from minisandbox.errors import InvalidValue
-from minisandbox.launch.plan import BYTES_PER_FILE
+from minisandbox.launch.disk import BYTES_PER_FILE
 from minisandbox.sandbox.launcher import Launcher
 from minisandbox.sandbox.plans import LEAST_DISK
 from minisandbox.sandbox.uppers import UpperDirectory, sweep

@@ -7,11 +7,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.version import Version
+from typing import TYPE_CHECKING
 
 from minisandbox.errors import InvalidValue
+
+if TYPE_CHECKING:
+    from packaging.specifiers import SpecifierSet
 
 CPU = "cpu"
 TORCH_BACKENDS = ("", CPU)
@@ -45,6 +46,8 @@ class PythonRequest:
         Raises:
             InvalidValue: the string is neither a version nor a range.
         """
+        from packaging.specifiers import InvalidSpecifier, SpecifierSet  # noqa: PLC0415 - slow to import
+
         stripped = text.strip()
         if len(stripped) > _LONGEST:  # int() rejects strings of thousands of digits
             raise InvalidValue(
@@ -63,6 +66,8 @@ class PythonRequest:
 
     def accepts(self, version: str) -> bool:
         """Return whether an interpreter version satisfies the request; pre-releases only if the request names one."""
+        from packaging.version import Version  # noqa: PLC0415 - slow to import
+
         return self.specifiers.contains(Version(version))
 
 

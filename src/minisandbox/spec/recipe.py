@@ -7,10 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from packaging.requirements import InvalidRequirement, Requirement
-
 from minisandbox.errors import InvalidValue
-from minisandbox.patches import parse_patch
 from minisandbox.spec.index import EVERYTHING, IndexView, Lock, PythonRequest
 from minisandbox.spec.sources import GitSource, SdistSource, Source
 from minisandbox.types import JSONValue, Network
@@ -427,6 +424,8 @@ class Recipe:
 def _check_files(hidden: tuple[str, ...], patch: str, name: str) -> None:
     for path in hidden:
         check_repository_path(path)
+    from minisandbox.patches import parse_patch  # noqa: PLC0415 - few recipes have a patch
+
     parse_patch(patch, name=name)
 
 
@@ -436,6 +435,8 @@ def check_requirement(line: str) -> None:
     Raises:
         InvalidValue: the line is not a PEP 508 requirement.
     """
+    from packaging.requirements import InvalidRequirement, Requirement  # noqa: PLC0415 - slow to import
+
     try:
         Requirement(line)
     except InvalidRequirement as error:

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from minisandbox.errors import NotFound, StoreError
-from minisandbox.store.blobs import freezing
-from minisandbox.store.blobs.layer_blobs import FOLDER
 from minisandbox.store.disk.faults import store_faults
 from minisandbox.store.disk.locks import LOCK_FILE, hold_lock, open_locked
 from minisandbox.store.disk.staging import reclaim
@@ -169,6 +167,8 @@ def _freeze_first(
     report: Callable[[str], None],
 ) -> None:
     """Freeze images that are too old, then the least recently used images until the layers fit the budget."""
+    from minisandbox.store.blobs import freezing  # noqa: PLC0415 - a pull does not need it
+
     images = store.images()
     sizes, now = StoreSizes(store, images), time.time()
     idle = idle_images(store, images, keep=keep, grace=grace)
@@ -339,8 +339,10 @@ class _Collection:
         Args:
             grace: minimum age in seconds of removed blobs, if the layer also has a tree.
         """
+        from minisandbox.store.blobs import freezing, layer_blobs  # noqa: PLC0415 - a pull needs neither
+
         frozen, copies = freezing.blob_names(self.store)
-        for path in sorted((self.store.root / FOLDER).glob("[!.]*")):
+        for path in sorted((self.store.root / layer_blobs.FOLDER).glob("[!.]*")):
             with suppress(FileNotFoundError):
                 status = path.stat()
                 if path.name in copies:

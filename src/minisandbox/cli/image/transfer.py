@@ -9,6 +9,7 @@ from pathlib import Path
 from minisandbox.cli.common import exits
 from minisandbox.cli.common.output import Progress, add_json_option, clean_line, print_json, put, say
 from minisandbox.cli.image.listing import add_names, chosen
+from minisandbox.cli.image.pull import add_platform_option, add_private_option
 from minisandbox.errors import InvalidValue
 from minisandbox.images import export_images, import_images, push
 from minisandbox.images.oci.pull import STANDARD
@@ -62,21 +63,6 @@ def add_import_options(parser: argparse.ArgumentParser) -> None:
     add_private_option(parser)
     add_json_option(parser)
     parser.set_defaults(run=run_import, kept="finished layers are kept; there are no partial images")
-
-
-def add_platform_option(group: argparse._ActionsContainer) -> None:
-    """Declare ``--platform``; "" stands for this machine's platform."""
-    help_text = "such as linux/arm64 (default: this machine's)"
-    group.add_argument("--platform", metavar="OS/ARCH", default="", help=help_text)
-
-
-def add_private_option(parser: argparse.ArgumentParser) -> None:
-    """Declare ``--private`` for verbs that read images from elsewhere."""
-    parser.add_argument(
-        "--private",
-        action="store_true",
-        help="also take copies that --private wrote: later builds use their layers, so trust their author",
-    )
 
 
 def _add_format(parser: argparse.ArgumentParser) -> None:

@@ -19,7 +19,7 @@ VERBS = {
     "export": ("transfer", "write images as an OCI archive or layout"),
     "import": ("transfer", "import images from an OCI archive or layout, or from `docker save`"),
 }
-"""Module and help line of each verb; the module has a function ``add_VERB_options(parser)``."""
+"""Module and help line of each verb; the module has a function ``add_VERB_options``."""
 
 
 def configure(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
@@ -34,4 +34,5 @@ def configure(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None
         verb_parser = verbs.add_parser(verb, help=summary)
         if verb in arguments:
             module = importlib.import_module(f"minisandbox.cli.image.{name}")
-            getattr(module, f"add_{verb}_options")(verb_parser)
+            add_options = getattr(module, f"add_{verb}_options")
+            add_options(verb_parser, arguments) if verb == "pull" else add_options(verb_parser)

@@ -16,6 +16,7 @@ from minisandbox.images.image import Image
 from minisandbox.images.oci import manifest as m
 from minisandbox.images.oci.copies import MEDIA_TYPE
 from minisandbox.images.oci.pull import (
+    JOBS,
     LayerStep,
     compressed_size,
     name_of,
@@ -33,8 +34,6 @@ from minisandbox.store import Store
 from minisandbox.types import human_size
 
 _T = TypeVar("_T")
-JOBS = 3
-"""The default number of images to pull in parallel. Each pull also fetches several blobs in parallel."""
 _LOOKUPS = 8
 _LONGEST_WAIT = 86400.0
 

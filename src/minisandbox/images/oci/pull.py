@@ -39,6 +39,8 @@ KIND = "container layer"
 PULLED = "pulled"
 """Name of the layer fact that identifies the pulled blob: compression, digest, size, host and repository."""
 _SEPARATOR = "\n"
+JOBS = 3
+"""The default number of images to pull in parallel. Each pull also fetches several blobs in parallel."""
 STANDARD = Path("-")
 """The path that means standard input or output."""
 _MOUNT_POINTS = (("dev", 0o755), ("etc", 0o755), ("proc", 0o555), ("run", 0o755), ("sys", 0o555), ("tmp", 0o1777))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -153,6 +152,8 @@ def _relocated(reference: Remote, row: Mapping[str, JSONValue], suffix: str, fil
 
 
 def _tables(file: Path) -> list[Mapping[str, JSONValue]]:
+    import tomllib  # noqa: PLC0415 - slow to import, and few machines have such a file
+
     try:
         configuration = tomllib.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:

@@ -15,6 +15,7 @@ import stat
 from dataclasses import dataclass, field
 
 from minisandbox.launch import plan as p
+from minisandbox.launch.disk import BYTES_PER_FILE
 
 from . import syscalls as sc
 
@@ -276,7 +277,7 @@ class Executor:
 
 
 def _tmpfs_sizes(size: int) -> dict[str, str]:
-    return {"size": str(size), "nr_inodes": str(_INODES + size // p.BYTES_PER_FILE)}
+    return {"size": str(size), "nr_inodes": str(_INODES + size // BYTES_PER_FILE)}
 
 
 def _resize(size: int) -> None:

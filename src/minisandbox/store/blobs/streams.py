@@ -12,16 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Self
 
-from minisandbox.compression import (
-    MAGIC,
-    ByteSource,
-    CorruptedError,
-    Decompressed,
-    Decompressor,
-    WindowError,
-    gzip_decompressor,
-    gzip_error,
-)
+from minisandbox import compression
 from minisandbox.errors import ImageRefused
 from minisandbox.store.disk.faults import disk_full
 
@@ -33,8 +24,8 @@ SPARE = 256 << 20
 """Number of bytes to leave free on the disk."""
 _MOST_MEMORY = 1 << 29
 """Maximum bytes of memory for decompressing an xz stream."""
-_DECOMPRESSORS: Mapping[bytes, Callable[[], Decompressor]] = {
-    b"\x1f\x8b": gzip_decompressor,  # RFC 1952, section 2.3.1
+_DECOMPRESSORS: Mapping[bytes, Callable[[], compression.Decompressor]] = {
+    b"\x1f\x8b": compression.gzip_decompressor,  # RFC 1952, section 2.3.1
     b"BZh": bz2.BZ2Decompressor,
     b"\xfd7zXZ\0": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, _MOST_MEMORY),
 }
@@ -108,7 +99,7 @@ class Blob:
         name: name of the blob in error messages.
     """
 
-    def __init__(self, file: ByteSource, digest: str, name: str) -> None:
+    def __init__(self, file: compression.ByteSource, digest: str, name: str) -> None:
         self._file = file
         self._digest = check_digest(digest) if digest else ""
         self._hash = new_hash(self._digest or "sha256:")
@@ -219,13 +210,13 @@ class LayerStream:
     def _fill(self) -> bool:
         try:
             self._chunk = self._chunks.next()
-        except WindowError as error:
+        except compression.WindowError as error:
             raise ImageRefused(
                 f"{self.name} cannot be unpacked",
                 reason=str(error),
                 hint="nothing was published; compress it with a smaller window: zstd --long=27",
             ) from error
-        except (CorruptedError, EOFError) as error:
+        except (compression.CorruptedError, EOFError) as error:
             raise ImageRefused(
                 f"{self.name} cannot be unpacked",
                 reason=f"its compressed stream is damaged or ends early ({error})",
@@ -299,7 +290,7 @@ class _Prefetcher:
 def is_packed(magic_bytes: bytes) -> bool:
     """Return whether a stream with these first bytes is compressed; a zstd stream may begin with a skippable frame."""
     skippable = magic_bytes[1:4] == _SKIPPABLE and magic_bytes[0] & 0xF0 == 0x50
-    return magic_bytes.startswith((MAGIC, *_DECOMPRESSORS)) or skippable
+    return magic_bytes.startswith((compression.MAGIC, *_DECOMPRESSORS)) or skippable
 
 
 def _unpacked(blob: Blob) -> Iterator[bytes]:
@@ -310,7 +301,7 @@ def _unpacked(blob: Blob) -> Iterator[bytes]:
     if new_decompressor is not None:
         yield from _decompressed(blob, head, new_decompressor)
     elif is_packed(head):
-        reader = Decompressed(blob, head, every_frame=True)
+        reader = compression.Decompressed(blob, head, every_frame=True)
         while chunk := reader.read(_CHUNK):
             yield chunk
     else:
@@ -319,15 +310,17 @@ def _unpacked(blob: Blob) -> Iterator[bytes]:
             head = blob.read(_READ)
 
 
-def _decompressed(blob: Blob, compressed: bytes, new_decompressor: Callable[[], Decompressor]) -> Iterator[bytes]:
+def _decompressed(
+    blob: Blob, compressed: bytes, new_decompressor: Callable[[], compression.Decompressor]
+) -> Iterator[bytes]:
     """Decompress one or more concatenated streams of gzip, xz or bzip2."""
     while compressed:
         member = new_decompressor()
         while not member.eof:
             try:
                 chunk = member.decompress(compressed, _CHUNK)
-            except (lzma.LZMAError, OSError, gzip_error()) as error:
-                raise CorruptedError(str(error)) from error
+            except (lzma.LZMAError, OSError, compression.gzip_error()) as error:
+                raise compression.CorruptedError(str(error)) from error
             yield chunk
             compressed = b""
             if member.needs_input and not (compressed := blob.read(_READ)):

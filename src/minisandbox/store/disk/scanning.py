@@ -180,12 +180,7 @@ def _clear_whiteout(entry: Entry, file_path: str) -> None:
 
 
 def describe(
-    path: str,
-    file_path: str,
-    status: os.stat_result,
-    *,
-    digest: str | None = None,
-    allowance: Allowance | None = None,
+    path: str, file_path: str, status: os.stat_result, *, digest: str | None = None, allowance: Allowance | None = None
 ) -> Entry:
     """Return the entry of a file, directory, link, FIFO or whiteout.
 
