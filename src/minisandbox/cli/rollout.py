@@ -136,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
                 config=_config(args, setup),
                 progress=reporter,
                 notice=lambda text: output.announce(f"minisandbox: {text}"),
-                beside=display.follow,
+                companion=display.follow,
                 cluster=cluster,
             )
         finally:

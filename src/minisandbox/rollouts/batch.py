@@ -85,8 +85,8 @@ class Batch:
             **recorded_policy(setup.confirm),
         }  # fmt: skip
         self._jobs = [Job(task, attempt) for task in tasks for attempt in range(attempts)]
-        if twice := [key[0] for key, count in Counter(job.key for job in self._jobs).items() if count > 1]:
-            raise InvalidValue(f"the task {twice[0]!r} is listed twice", hint="set attempts= to repeat each task")
+        if repeated := [key[0] for key, count in Counter(job.key for job in self._jobs).items() if count > 1]:
+            raise InvalidValue(f"the task {repeated[0]!r} is listed twice", hint="set attempts= to repeat each task")
         self._summaries: dict[tuple[str, int], Summary] = {}
         self._resumed = 0
         self._draining = self._hurried = False
@@ -187,7 +187,7 @@ class Batch:
             if not self._scope.expired():
                 raise
         except BaseExceptionGroup as errors:  # the first error cancelled the other tasks
-            raise _first(errors) from None
+            raise _first_error(errors) from None
 
     async def _take_over(self) -> None:
         """Load the summaries of earlier batches, and mark their finished rollouts as ended."""
@@ -225,17 +225,17 @@ class Batch:
     async def ended(self, job: Job, outcome: Outcome) -> None:
         """Store a rollout that has ended, even if the caller is cancelled."""
         assert isinstance(outcome, Packed)
-        keeping = self._writer.submit(self._run.keep, outcome)
+        write = self._writer.submit(self._run.keep, outcome)
         try:
-            summary = await asyncio.shield(asyncio.wrap_future(keeping))
+            summary = await asyncio.shield(asyncio.wrap_future(write))
         except asyncio.CancelledError:
-            keeping.add_done_callback(self._kept_late)
+            write.add_done_callback(self._kept_late)
             raise
         self._note(job, summary)
 
-    def _kept_late(self, keeping: Future[Summary]) -> None:
+    def _kept_late(self, write: Future[Summary]) -> None:
         """Record the error of a write whose caller was cancelled; called in the writer's thread."""
-        error = None if keeping.cancelled() else keeping.exception()
+        error = None if write.cancelled() else write.exception()
         if isinstance(error, Exception):
             self._fault = self._fault or error
 
@@ -246,6 +246,6 @@ class Batch:
             self._progress(Progress(len(self._summaries), len(self._jobs), summary, self.seconds_left, summary.resumed))
 
 
-def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    first = errors.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first
+def _first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    error = errors.exceptions[0]
+    return _first_error(error) if isinstance(error, BaseExceptionGroup) else error

@@ -88,9 +88,9 @@ def export_sweagent(run: Path, out: Path) -> Iterator[str]:
 
 def names_of(summaries: list[Summary]) -> dict[tuple[str, int], str]:
     """Return the file names of rollouts: the task's id, with ``_ATTEMPT`` if any task has several attempts."""
-    several = any(summary.attempt for summary in summaries)
+    has_attempts = any(summary.attempt for summary in summaries)
     return {
-        _key(summary): _file_name(f"{summary.instance_id}_{summary.attempt}" if several else summary.instance_id)
+        _key(summary): _file_name(f"{summary.instance_id}_{summary.attempt}" if has_attempts else summary.instance_id)
         for summary in summaries
     }
 

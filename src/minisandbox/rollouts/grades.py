@@ -53,10 +53,10 @@ class KnownGrades:
         key = (image, task, submission)
         with self._lock:
             future = self._known.get(key)
-            ours = future is None
+            is_first = future is None
             if future is None:
                 future = self._known[key] = Future()
-        if not ours:
+        if not is_first:
             return _awaited(future, cancellation) or make()
         grade = None
         try:

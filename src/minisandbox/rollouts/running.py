@@ -38,7 +38,7 @@ def run_batch(
     config: Config | None = None,
     progress: Callable[[Progress[Summary]], None] | None = None,
     notice: Callable[[str], None] | None = None,
-    beside: Companion | None = None,
+    companion: Companion | None = None,
     cluster: Cluster | None = None,
 ) -> tuple[Summary, ...]:
     """Run a :class:`.Batch` on its own event loop, with the same arguments, result and errors.
@@ -61,7 +61,7 @@ def run_batch(
         config: further properties of the run.
         progress: called after each rollout.
         notice: called with messages for the user, for instance when a drain starts.
-        beside: a coroutine function that runs on the same event loop until the batch ends, for instance a display.
+        companion: a coroutine function that runs on the same event loop until the batch ends, for instance a display.
         cluster: the nodes that run the rollouts; None runs them in this process.
 
     Returns:
@@ -78,7 +78,7 @@ def run_batch(
     signals = Signals(batch, notice or (lambda _: None))
     with signals.restored(), _short_turns():
         try:
-            summaries = asyncio.run(_run(batch, signals, setup, beside))
+            summaries = asyncio.run(_run(batch, signals, setup, companion))
         except asyncio.CancelledError:
             if not signals.number:
                 raise
@@ -87,15 +87,15 @@ def run_batch(
     return summaries
 
 
-async def _run(batch: Batch, signals: Signals, setup: Setup, beside: Companion | None) -> tuple[Summary, ...]:
+async def _run(batch: Batch, signals: Signals, setup: Setup, companion: Companion | None) -> tuple[Summary, ...]:
     signals.listen()
-    companion = asyncio.ensure_future(beside(batch)) if beside is not None else None
+    running = asyncio.ensure_future(companion(batch)) if companion is not None else None
     try:
         return await batch.run()
     finally:
-        if companion is not None:
-            companion.cancel()
-            await asyncio.wait([companion])
+        if running is not None:
+            running.cancel()
+            await asyncio.wait([running])
         if setup.model is not None:
             await setup.model.close()
 

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, as_completed
 from contextlib import closing, suppress
-from types import TracebackType
 from typing import Self
 
 from minisandbox.agents import EmptyAgent
@@ -184,9 +183,7 @@ class RolloutThread:
         """Enter a ``with`` block."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the thread."""
         self.close()
 

@@ -421,15 +421,15 @@ class Driver:
         unbuilt = (group for group in self._waiting if not group.members and member not in group.failures)
         if groups := list(islice(unbuilt, _LOOK_AT)):
             repos = {repo for other in self._members.values() for repo in other.repos}
-            chosen = max(groups, key=lambda group: (group.task.repo in member.repos, group.task.repo not in repos))
+            group = max(groups, key=lambda group: (group.task.repo in member.repos, group.task.repo not in repos))
         elif member.free > 0 and (groups := self._waiting_for_others(member)):
-            chosen = max(groups, key=lambda group: len(group.jobs))
+            group = max(groups, key=lambda group: len(group.jobs))
         else:
             return None
-        chosen.members[member] = False
-        for entry in chosen.jobs:
+        group.members[member] = False
+        for entry in group.jobs:
             entry.job.stage = "image"
-        return chosen
+        return group
 
     def _waiting_for_others(self, member: _Member) -> list[_Group]:
         """Return the groups whose jobs wait for other nodes that have their image and cannot start them now."""

@@ -75,11 +75,11 @@ def _has_token() -> bool:
         return False
 
 
-def ray_error(what: str, error: BaseException, hint: str) -> HostError:
+def ray_error(failure: str, error: BaseException, hint: str) -> HostError:
     """Convert Ray's exception from starting or joining a cluster to a MiniSandbox error.
 
     Args:
-        what: what failed.
+        failure: what failed.
         error: Ray's exception.
         hint: what to do, unless the cluster rejects this machine's token.
     """
@@ -93,7 +93,7 @@ def ray_error(what: str, error: BaseException, hint: str) -> HostError:
             "copy the head's ~/.ray/auth_token to this user's home, or name a copy by RAY_AUTH_TOKEN_PATH; "
             "RAY_AUTH_MODE=disabled starts a head that asks for none"
         )
-    return HostError(what, reason=reason, hint=hint)
+    return HostError(failure, reason=reason, hint=hint)
 
 
 def connect(address: str) -> bool:

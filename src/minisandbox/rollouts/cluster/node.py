@@ -26,7 +26,7 @@ from minisandbox.tasks import Task
 
 _REPORT_EVERY = 2.0
 """Seconds after which a node reports even if nothing has changed."""
-_GATHER = 0.05
+_GATHER = 0.1
 """Seconds for which a node collects changes for one report, because fewer reports cost the driver less."""
 
 
@@ -162,12 +162,10 @@ class Worker:
             self._spawn(self._provide(task))
         for job in order.jobs:
             self._start(job)
-        if not self._changed.is_set():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_REPORT_EVERY):
-                    await self._changed.wait()
-        if self._outcomes or self._built:
-            await asyncio.sleep(_GATHER)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_REPORT_EVERY):
+                await self._changed.wait()
+                await asyncio.sleep(_GATHER)
         self._changed.clear()
         if self._serving.done():
             self._serving.result()  # the executor stops only by an error, which this raises
