@@ -1,19 +1,24 @@
-"""``minisandbox trajectories``: declare all verbs, and implement ``ls`` and ``show``."""
+"""``minisandbox trajectories``: declare all verbs, and implement ``ls``, ``show`` and ``open``."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from pathlib import Path
 
 from minisandbox.cli.common import exits
-from minisandbox.cli.common.output import add_json_option, print_json, put
+from minisandbox.cli.common.output import add_json_option, print_json, put, say
+from minisandbox.cli.common.streams import follow, has_terminal, window
 from minisandbox.cli.rollout import plain_totals, print_summaries
 from minisandbox.cli.trajectories import data, export
 from minisandbox.cli.trajectories.text import RolloutPrinter
-from minisandbox.errors import InvalidValue, NotFound
+from minisandbox.errors import InvalidValue, NotFound, PatchError
+from minisandbox.images import load_image
 from minisandbox.rollouts import RunReader, Summary
+from minisandbox.sandbox import Sandbox
+from minisandbox.store import Store
 from minisandbox.trajectories import Trajectory
 from minisandbox.trajectories.codec import to_json
 
@@ -39,6 +44,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     show.add_argument("--turn", metavar="N", type=int, help="only the patch after the N-th turn, from 1, for git apply")
     add_json_option(show)
     show.set_defaults(run=run_show, status=None)
+    reopen = verbs.add_parser(
+        "open",
+        help="open a shell in the workspace of a rollout",
+        description="Open a bash in a new sandbox of the rollout's image, with the workspace as the agent submitted "
+        "it, or as it was after a turn. Without a terminal, commands are read from stdin. Files that git ignores are "
+        "missing.",
+    )
+    reopen.add_argument("directory", metavar="RUN", type=Path, help="the run's directory")
+    reopen.add_argument("id", metavar="ID", help="the task's id; ID#N for its N-th rollout, from 0")
+    reopen.add_argument("--turn", metavar="N", type=int, help="after the N-th turn, from 1 (default: as submitted)")
+    reopen.set_defaults(run=run_open, kept="the sandbox has been removed")
     data.configure(verbs)
     export.configure(verbs)
 
@@ -78,6 +94,26 @@ def run_show(args: argparse.Namespace) -> int:
     else:
         RolloutPrinter(None if args.full else _MAX_LINES).print(trajectory)
     return exits.OK
+
+
+def run_open(args: argparse.Namespace) -> int:
+    """Open a shell in a rollout's workspace; return its exit status."""
+    trajectory = find(args.directory, args.id)
+    patch = (trajectory.submission or b"") if args.turn is None else patch_after(trajectory, args.turn)
+    image = load_image(Store.open(), trajectory.image)
+    if image.key != trajectory.image_key:
+        say(f"minisandbox: the image {image.name} was built anew since the rollout; its files may differ")
+    terminal = has_terminal()
+    with Sandbox.create(image.spec(), labels={"rollout": f"{trajectory.instance_id}#{trajectory.attempt}"}) as box:
+        result = box.exec(["git", "apply", "--whitespace=nowarn", "-"], stdin=patch, timeout=120) if patch else None
+        if result is not None and not result.ok:
+            raise PatchError(
+                "the patch does not apply to the image", reason=result.stderr.strip()[:300],
+                hint=f"take it with minisandbox trajectories show {args.directory} '{args.id}'",
+            )  # fmt: skip
+        env = {"TERM": os.environ.get("TERM", "xterm")} if terminal else {}
+        with box.start(["bash"], env=env, pty=window() if terminal else None) as process:
+            return follow(process, stdin=True, terminal=terminal)
 
 
 def patch_after(trajectory: Trajectory, turn: int) -> bytes:
