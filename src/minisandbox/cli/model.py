@@ -82,7 +82,7 @@ def _add_proxy_options(parser: argparse.ArgumentParser) -> None:
 def run_fetch(args: argparse.Namespace) -> int:
     """Fetch the embedded model and print its directory."""
     with Progress() as output:
-        put(str(fetch_model(cache=args.cache, report=output.note)))
+        put(str(fetch_model(cache=args.cache, report=output.note, status=output.status)))
     return exits.OK
 
 

@@ -1,15 +1,28 @@
-"""``minisandbox train sft|rl|options``: fine-tune models, and train them by reinforcement learning."""
+"""``minisandbox train sft|rl|plan|options``: fine-tune models, and train them by reinforcement learning."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
 from minisandbox.cli.common import exits
 from minisandbox.cli.common.builds import Builder
-from minisandbox.cli.common.output import Progress, add_json_option, print_json, put
+from minisandbox.cli.common.output import (
+    Progress,
+    add_json_option,
+    human_seconds,
+    print_json,
+    print_table,
+    put,
+    require_positive,
+    say,
+)
 from minisandbox.cli.common.run_options import add_cluster_argument, print_nodes
 from minisandbox.cli.common.task_sets import add_local_sources_option
 from minisandbox.errors import InvalidValue
@@ -19,8 +32,10 @@ from minisandbox.store import Store
 from minisandbox.tasks import Task, TaskSet
 from minisandbox.train.config import RlConfig, SftConfig
 from minisandbox.train.options import describe, load, packaged, to_yaml
+from minisandbox.types import human_size
 
 KINDS = {"sft": SftConfig, "rl": RlConfig}
+_EXIT_SECONDS = 4.5
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +53,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_local_sources_option(rl)
     add_cluster_argument(rl)
     rl.set_defaults(run=run_rl)
+    plan = verbs.add_parser("plan", help="compute the memory and the time of a step, before anything starts")
+    _add_common(plan)
+    plan.add_argument("--gpus", type=int, default=1, metavar="N", help="GPUs that share the weights (default: 1)")
+    plan.add_argument("--gpu", metavar="NAME", help="A100, H100, H200 or L40S (default: this machine's device)")
+    plan.add_argument("--tokens", type=int, metavar="N", help="tokens of each row (default: the longest allowed)")
+    plan.set_defaults(run=run_plan)
     options = verbs.add_parser("options", help="print every option of a configuration")
     options.add_argument("kind", choices=(*KINDS, "skyrl"), help="the configuration; skyrl: our section of SkyRL's")
     add_json_option(options)
@@ -53,7 +74,6 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--out", metavar="DIR", help="the run's directory: short for --set out=DIR")
     parser.add_argument("--print-config", action="store_true", help="print the whole configuration, then exit")
     add_json_option(parser)
-    parser.set_defaults(kept="checkpoints are kept; the same command resumes from the last one")
 
 
 def _settings(args: argparse.Namespace) -> list[str]:
@@ -72,7 +92,8 @@ def run_sft(args: argparse.Namespace) -> int:
     from minisandbox.train.running import is_first, leave_process_group  # noqa: PLC0415 - slow to import
     from minisandbox.train.sft import train_sft  # noqa: PLC0415 - slow to import
 
-    with Progress() as progress:
+    with _prompt_exit(args, config.out), Progress() as progress:
+        _prepare(config, progress)
         result = train_sft(config, tell=progress.note)
     leave_process_group()
     if not is_first():  # only rank 0 reports the result
@@ -102,7 +123,8 @@ def run_rl(args: argparse.Namespace) -> int:
     from minisandbox.train.sandboxes import SandboxEnvironment  # noqa: PLC0415 - slow to import
 
     require_training(curve=bool(config.evaluation.tasks), vllm=config.engine == "vllm")
-    with Progress() as progress:
+    with _prompt_exit(args, config.out), Progress() as progress:
+        _prepare(config, progress)
         tasks, held_out = (_tasks(names, args) for names in (config.tasks, config.evaluation.tasks))
         if common_ids := sorted(set(tasks) & set(held_out)):
             hint = "divide the tasks: minisandbox tasks filter"
@@ -123,6 +145,103 @@ def run_rl(args: argparse.Namespace) -> int:
     put(f"{result.steps} steps; the model is in {result.model}")
     print_nodes(environment.reports)
     return exits.OK
+
+
+def run_plan(args: argparse.Namespace) -> int:
+    """Print the memory and the time of a step; fail if it does not fit."""
+    from minisandbox.train.plan import DEVICES, check_states, plan_of, this_device  # noqa: PLC0415 - slow to import
+
+    require_positive(args, "gpus", "tokens")
+    config = _either_config(args)
+    if args.gpu is not None and args.gpu not in DEVICES:
+        raise InvalidValue(f"--gpu {args.gpu} is unknown", hint=f"give one of {', '.join(DEVICES)}")
+    device = DEVICES[args.gpu] if args.gpu else this_device(config)
+    plan = plan_of(config, args.gpus)
+    is_rl = isinstance(config, RlConfig)
+    longest = (config.policy.context or plan.context) if isinstance(config, RlConfig) else config.max_length
+    tokens = args.tokens or longest
+    rows = [(name, human_size(size)) for name, size in plan.states.items() if size]
+    rows.append(
+        (f"activations, {plan.rows} rows of {tokens:,} tokens", human_size(plan.memory(tokens) - plan.memory(0)))
+    )
+    rows.append(("peak", human_size(plan.memory(tokens))))
+    rows.append((f"available: {device.name}", human_size(device.memory)))
+    rows.append(("longest row that fits", f"{plan.longest_row(device.memory):,} tokens"))
+    rows.append(("training, a step", human_seconds(plan.training_seconds(device, tokens))))
+    if isinstance(config, RlConfig):
+        batch = config.engine_batch if config.engine == "transformers" else config.workers
+        seconds = plan.sampling_seconds(device, tokens // 2, batch)
+        rows.append((f"sampling half of each row, {batch} at once", human_seconds(seconds)))
+    if args.json:
+        print_json({"kind": "rl" if is_rl else "sft", "tokens": tokens, "device": device, "plan": plan,
+                    "peak": plan.memory(tokens), "longest_row": plan.longest_row(device.memory)})  # fmt: skip
+    else:
+        put(f"{plan.parameters / 1e9:.2f} billion parameters, {plan.trained / 1e9:.2f} trained; {args.gpus} GPUs")
+        print_table(("on each device", "size"), rows, numbers=("size",))
+    check_states(plan, device.memory, device.name, tokens)
+    return exits.OK
+
+
+def _either_config(args: argparse.Namespace) -> RlConfig | SftConfig:
+    try:
+        return load(RlConfig, args.config, _settings(args))
+    except InvalidValue as error:
+        with contextlib.suppress(InvalidValue):
+            return load(SftConfig, args.config, _settings(args))
+        raise error
+
+
+def _prepare(config: RlConfig | SftConfig, progress: Progress) -> None:
+    """Set the number of threads; refuse weights that do not fit into memory, and warn if the longest row does not."""
+    from minisandbox.train.plan import check_states, plan_of, this_device  # noqa: PLC0415 - slow to import
+    from minisandbox.train.running import is_first, require_training, set_threads  # noqa: PLC0415 - slow to import
+
+    require_training()
+    set_threads(single=isinstance(config, RlConfig) and config.deterministic)
+    device, plan = this_device(config), plan_of(config, int(os.environ.get("WORLD_SIZE", "1")))
+    check_states(plan, device.memory, device.name)
+    longest = (config.policy.context or plan.context) if isinstance(config, RlConfig) else config.max_length
+    fitting = plan.longest_row(device.memory)
+    if fitting < longest and is_first():
+        progress.note(
+            f"warning: rows of more than {fitting:,} tokens will not fit into memory; {longest:,} are allowed"
+        )
+
+
+@contextlib.contextmanager
+def _prompt_exit(args: argparse.Namespace, out: str) -> Iterator[None]:
+    """Exit within five seconds after Ctrl-C or SIGTERM, even if an operation of torch or a grading takes longer.
+
+    The C-level signal handler writes the signal to a pipe, so this also works while the main thread runs no Python.
+    """
+    from minisandbox.train.running import resume_message  # noqa: PLC0415 - slow to import
+
+    receiver, sender = os.pipe()
+    os.set_blocking(sender, False)
+    previous = signal.set_wakeup_fd(sender, warn_on_full_buffer=False)
+    finished = threading.Event()
+
+    def watch() -> None:
+        with open(receiver, "rb", buffering=0) as signals:
+            while number := signals.read(1):
+                if number[0] in (signal.SIGINT, signal.SIGTERM) and not finished.wait(_EXIT_SECONDS):
+                    is_sigterm = number[0] == signal.SIGTERM
+                    say(f"minisandbox: {'terminated' if is_sigterm else 'interrupted'}; {resume_message(out)}")
+                    os._exit(exits.TERMINATED if is_sigterm else exits.INTERRUPTED)
+
+    threading.Thread(target=watch, name="exit", daemon=True).start()
+    try:
+        yield
+        finished.set()
+    except KeyboardInterrupt:  # the thread goes on: the interpreter may wait for other threads
+        args.kept = resume_message(out)
+        raise
+    except BaseException:  # an error, reported by the caller
+        finished.set()
+        raise
+    finally:
+        signal.set_wakeup_fd(previous)
+        os.close(sender)
 
 
 def _machines(args: argparse.Namespace, progress: Progress) -> ImageOf | Cluster:
@@ -166,7 +285,6 @@ def run_options(args: argparse.Namespace) -> int:
     if args.json:
         print_json(options)
         return exits.OK
-    put("| key | type | default | meaning |\n|---|---|---|---|")
-    for option in options:
-        put(f"| `{option.key}` | {option.kind} | {f'`{option.default}`' if option.default else ''} | {option.help} |")
+    rows = [(option.key, option.kind.replace("\\|", "|"), option.default, option.help) for option in options]
+    print_table(("key", "type", "default", "meaning"), rows)
     return exits.OK

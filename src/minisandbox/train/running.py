@@ -8,6 +8,8 @@ import fcntl
 import json
 import os
 import shutil
+import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -180,6 +182,14 @@ class TrainingRun:
         self.close()
 
 
+def resume_message(out: str) -> str:
+    """Return what an interrupted command has kept, for a run's directory."""
+    steps = [step_of(path.parent) for path in Path(out, "checkpoints").glob(f"checkpoint-*/{_COMPLETE}")]
+    if not steps:
+        return "there is no checkpoint yet, so the same command starts over"
+    return f"the same command resumes from the checkpoint of step {max(steps)}"
+
+
 def missing_vllm() -> MissingExtra:
     """Return the error for a missing vLLM, with a hint how to install vLLM."""
     return MissingExtra(
@@ -200,6 +210,9 @@ def require_training(*, curve: bool = False, vllm: bool = False) -> None:
         MissingExtra: a package is not installed; the message names it and the extra.
     """
     certificates.export()
+    if not sys.warnoptions:  # warnings of other packages tell users nothing that they can change
+        for package in ("accelerate", "datasets", "peft", "torch", "transformers", "trl"):
+            warnings.filterwarnings("ignore", module=rf"{package}\b")
     # Set before torch is imported; models.renderer.require explains the value.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # TRL warns that rollout_func is experimental, but our tests detect when it changes.
@@ -220,7 +233,24 @@ def require_training(*, curve: bool = False, vllm: bool = False) -> None:
     from transformers.utils import logging  # noqa: PLC0415 - an optional package
 
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
     datasets.disable_progress_bars()
+
+
+def set_threads(*, single: bool) -> None:
+    """Let torch use one thread per idle CPU, unless ``OMP_NUM_THREADS`` is set.
+
+    A thread that waits for a busy CPU holds up all others: on two busy CPUs, a step with two threads takes several
+    times as long as with one (docs/design/decisions.md).
+
+    Args:
+        single: use one thread, because results depend on the number of threads.
+    """
+    import torch  # noqa: PLC0415 - an optional package
+
+    if "OMP_NUM_THREADS" not in os.environ:
+        idle = len(os.sched_getaffinity(0)) - round(os.getloadavg()[0])
+        torch.set_num_threads(1 if single else max(1, idle))
 
 
 def open_policy(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

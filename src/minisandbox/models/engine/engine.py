@@ -96,7 +96,7 @@ class TransformersEngine(Policy):
         self._jobs: deque[_Job] = deque()
         self._running: list[_Job] = []
         self._changed = threading.Condition()
-        self._pauses = self.version = 0
+        self._pauses = self.version = self._ended_tokens = 0
         self._closed = False
         self._thread: threading.Thread | None = None
 
@@ -164,6 +164,12 @@ class TransformersEngine(Policy):
         """The model itself. Change it only in :meth:`paused`."""
         return self._model
 
+    @property
+    def sampled(self) -> int:
+        """Number of tokens that were sampled so far, unfinished responses included."""
+        with self._changed:
+            return self._ended_tokens + sum(len(job.row.sampled) for job in self._running)
+
     async def generate(
         self,
         prompt: array[int],
@@ -191,8 +197,8 @@ class TransformersEngine(Policy):
         """Pause the engine during a ``with`` block that changes its weights.
 
         The block starts when all running responses have ended, so that each response comes from one set of weights.
-        New requests wait until the block ends. Cached keys and values are then dropped. Entering the block stops the
-        calling thread until the responses have ended, so never enter it on the event loop.
+        Cached keys and values are then dropped, and new requests wait until the block ends. Entering the block stops
+        the calling thread until the responses have ended, so never enter it on the event loop.
 
         Args:
             version: the version of the new weights; None to increase the version by 1.
@@ -200,11 +206,11 @@ class TransformersEngine(Policy):
         with self._changed:
             self._pauses += 1
             self._changed.wait_for(lambda: not self._running)
+        self._decoder.forget()  # before the block, so that training has the memory
         try:
             yield
         finally:
             self._model.eval()
-            self._decoder.forget()
             with self._changed:
                 self._pauses -= 1
                 self.version = self.version + 1 if version is None else version
@@ -244,6 +250,7 @@ class TransformersEngine(Policy):
                     with contextlib.suppress(InvalidStateError):  # cancelled meanwhile
                         job.future.set_result(sample)
             with self._changed:
+                self._ended_tokens += sum(len(job.row.sampled) for job in self._running if job.row in ended)
                 self._running = [job for job in self._running if job.row in self._decoder.rows]
                 self._changed.notify_all()
 

