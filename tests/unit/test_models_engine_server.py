@@ -165,6 +165,40 @@ def test_a_foreign_client_through_the_proxy() -> None:
     asyncio.run(run())
 
 
+def test_agents_of_three_apis_on_the_engine_keep_one_row_each() -> None:
+    """Eight turns; each agent trims the sampled text, which is mostly no text, before it sends the text back."""
+
+    async def run() -> None:
+        async with served() as (engine, _, client), CaptureProxy(engine) as proxy:
+
+            async def work(path: str, field: str) -> str:
+                access, history = proxy.session(path), [{"role": "user", "content": path}]
+                for _ in range(8):
+                    limit = "max_output_tokens" if path == "responses" else "max_tokens"
+                    body = {"model": "any", field: history, limit: 24, "seed": 1}
+                    headers = {"Authorization": f"Bearer {access.key}"}
+                    async with client.post(f"{access.base_url}/{path}", json=body, headers=headers) as response:
+                        assert response.status == 200
+                        answer = await response.json()
+                    if path == "chat/completions":
+                        text = answer["choices"][0]["message"]["content"]
+                    else:
+                        item = answer if path == "messages" else answer["output"][-1]
+                        text = item["content"][0]["text"]
+                    history += [{"role": "assistant", "content": text.strip()}, {"role": "user", "content": "on"}]
+                return access.key
+
+            paths = (("chat/completions", "messages"), ("messages", "messages"), ("responses", "input"))
+            for key in await asyncio.gather(*(work(*path) for path in paths)):
+                session = proxy.captured(key)
+                (row,) = session.rows()
+                assert (len(row.turns), session.forks, sum(row.mask)) == (8, 0, session.usage.completion)
+                again = recompute_logprobs(engine.model, row)
+                assert max(abs(a - b) for a, b in zip(again, row.logprobs, strict=True)) < 1e-4
+
+    asyncio.run(run())
+
+
 def test_a_client_that_goes_away_frees_its_place() -> None:
     async def run() -> None:
         async with served() as (engine, server, client):
