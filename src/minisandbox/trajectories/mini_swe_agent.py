@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
+from minisandbox.errors import InvalidValue, TrajectoryError
 from minisandbox.models import Message
+from minisandbox.models.openai_responses import read_request
 from minisandbox.trajectories.example import Example
 from minisandbox.trajectories.published import Json, as_list, as_object, as_text, digest_of, messages_of, reward_of
 from minisandbox.trajectories.styles import style_of
@@ -22,6 +24,10 @@ _TOOL: Json = {
     },
 }
 """The tool of all versions that use tool calls, defined here because trajectories do not contain its schema."""
+
+
+_PARTS = ("message", "reasoning", "function_call")
+"""The parts of a response of the Responses API that are read; others are the server's own tools."""
 
 
 def is_mini(body: Json) -> bool:
@@ -66,52 +72,21 @@ def example_of_mini(body: Json, *, location: str, source: str, name: str = "", s
 
 def _messages(body: Json, info: Json, location: str) -> tuple[Message, ...]:
     """Return the messages that the model read or wrote, without the final message that reports the exit."""
-    items = body.get("messages")
-    items = [_chat(item) for item in items if isinstance(item, Mapping)] if isinstance(items, list) else []
+    items = [item for item in as_list(body.get("messages")) if isinstance(item, Mapping)]
     if items and items[-1].get("role") == "user" and items[-1].get("content") == (info.get("submission") or ""):
         items.pop()  # version 1 reports the exit in a user message
     items = [item for item in items if item.get("role") != "exit"]
-    return messages_of(items, location) if items else ()
-
-
-def _chat(item: Json) -> Json:
-    """Convert an item of OpenAI's Responses API to a message of its chat API; return a message unchanged."""
-    if item.get("object") == "response":
-        return _answer(item)
-    if item.get("type") == "function_call_output":
-        return {"role": "tool", "tool_call_id": item.get("call_id"), "content": _content(item.get("output"))}
-    return {**item, "content": _content(item.get("content"))}
-
-
-def _answer(response: Json) -> Json:
-    items = [item for item in as_list(response.get("output")) if isinstance(item, Mapping)]
-    contents = [_content(item.get("content")) for item in items if item.get("type") == "message"]
-    thoughts = [
-        part.get("text")
-        for item in items
-        if item.get("type") == "reasoning"
-        for part in (*as_list(item.get("summary")), *as_list(item.get("content")))
-        if isinstance(part, Mapping)
-    ]
-    calls = [
-        {"id": item.get("call_id") or item.get("id"), "function": item}
-        for item in items
-        if item.get("type") == "function_call"
-    ]
-    return {
-        "role": "assistant",
-        "content": [part for text in contents for part in as_list(text)],
-        "reasoning": "\n\n".join(thought for thought in thoughts if isinstance(thought, str)),
-        "tool_calls": calls,
-    }
-
-
-def _content(content: object) -> object:
-    """Rename the Responses API's types of text parts to the chat API's ``text``."""
-    return list(_parts(content)) if isinstance(content, list) else content
-
-
-def _parts(content: list[object]) -> Iterator[object]:
-    for part in content:
-        named = isinstance(part, Mapping) and part.get("type") in ("input_text", "output_text")
-        yield {**part, "type": "text"} if named and isinstance(part, Mapping) else part
+    if not any(item.get("object") == "response" for item in items):
+        return messages_of(items, location) if items else ()
+    inputs: list[object] = []  # in the form in which a client of the Responses API sends them back
+    for item in items:
+        if item.get("object") == "response":
+            parts = map(as_object, as_list(item.get("output")))
+            inputs += [part for part in parts if part.get("type") in _PARTS]
+        else:
+            inputs.append(item)
+    try:
+        chat = read_request({"input": inputs})
+    except InvalidValue as error:
+        raise TrajectoryError(f"{location}: {error.what}", hint=error.hint) from None
+    return messages_of(chat["messages"], location)
