@@ -204,7 +204,8 @@ class ServedModel:
     async def _open(self, sampling: Sampling) -> ServerPolicy | None:
         """Return the policy, or None if the server must tokenize messages; log the reason once."""
         models = None if self._tokenizer else await self._client.models()
-        self._empty_lists += models == []
+        if models == []:
+            self._empty_lists += 1
         try:
             renderer = await asyncio.to_thread(Renderer.load, self._tokenizer or self._local_tokenizer(models or ()))
             policy = ServerPolicy(self._client, renderer)
