@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
+import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import closing, suppress
+from dataclasses import dataclass
 
 import pytest
 from benchmarks.cluster_scaling import make_tasks
@@ -14,12 +17,14 @@ from benchmarks.cluster_scaling import make_tasks
 from minisandbox.agents import OracleAgent
 from minisandbox.errors import BuildError, DiskFull, HostError, MiniSandboxError, ModelRefused, NodeLost
 from minisandbox.grade import Verdict
-from minisandbox.rollouts import Setup, Summary
-from minisandbox.rollouts.cluster import Driver, Resources, driver
+from minisandbox.rollouts import ClusterChecks, Setup, Summary
+from minisandbox.rollouts.cluster import Cluster, Driver, Resources, driver
 from minisandbox.rollouts.cluster.node import Order, Report
 from minisandbox.rollouts.database import Packed
 from minisandbox.rollouts.jobs import Job, Key, Outcome
 from minisandbox.rollouts.submitting import JobThread
+from minisandbox.runs import Job as Check
+from minisandbox.runs import run_job
 from minisandbox.tasks import Task
 from minisandbox.trajectories import Timings
 
@@ -385,3 +390,47 @@ def test_a_fault_of_all_rollouts_reaches_who_waits() -> None:
         future = thread.submit(Job(make_tasks(1, 1)[0], 0))
         with pytest.raises(ModelRefused, match="no such model"):
             future.result(DEADLINE)
+
+
+def test_checks_run_on_nodes_and_unchanged_ones_are_skipped() -> None:
+    class Checking(FakeNode):
+        def start(self, job: Job) -> None:
+            assert job.check is not None
+            self._outcomes.append((job.key, run_job(job.check, lambda _: FakeImage(), job.earlier)))  # type: ignore[arg-type, return-value] # has all that is read
+            self._running -= 1
+            self._changed.set()
+
+    class FakeImage:
+        key = "k"
+
+    @dataclass(frozen=True, slots=True)
+    class Length:
+        letters: int
+        seconds: float = 0.0
+        finished: bool = True
+
+    class FakeCluster(Cluster):
+        def check(self) -> None:
+            pass
+
+        def crew(self, setup: Setup, *_args: object, **_options: object) -> Driver:
+            return Driver(Register(Checking("n0"), Checking("n1")), setup)
+
+    tasks = make_tasks(3, 1)
+
+    def check(number: int, task: Task) -> Check[Task]:
+        return Check(task.instance_id, lambda key: f"{key} 1", lambda _: Length(number), lambda *_: Length(-1), task)
+
+    checks = [check(number, task) for number, task in enumerate(tasks)]
+    found = dict(ClusterChecks(FakeCluster())(checks, {tasks[0].instance_id: "k 1", tasks[1].instance_id: "old"}))
+    assert {name: result and result.body["letters"] for name, result in found.items()} == {
+        "scale-0": None, "scale-1": 1, "scale-2": 2,
+    }  # fmt: skip
+
+
+def test_a_job_is_sent_with_how_long_it_has_waited() -> None:
+    job = Job(make_tasks(1, 1)[0], 3, since=time.monotonic() - 100.0, dropped=True, retried=True)
+    copy = pickle.loads(pickle.dumps(job))
+    assert copy.key == job.key
+    assert (copy.dropped, copy.retried, copy.stage) == (False, False, "queued")
+    assert 0.0 <= copy.since - job.since < 60.0
