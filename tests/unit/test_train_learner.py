@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,6 +11,7 @@ from typing import Any
 import pytest
 from tests.unit.tiny_model import tiny_model, tiny_tokenizer, torch, transformers
 from tests.unit.toy_setting import toy_config
+from tests.unit.two_processes import run_in_two_processes
 
 from minisandbox.errors import InvalidValue
 from minisandbox.train.config import Clip, Correction, Lora, Reference, RlConfig
@@ -27,7 +24,6 @@ for _name in ("accelerate", "peft"):
 from minisandbox.train.learner import Learner, TokenLogprobs  # noqa: E402 - imports torch
 
 pytestmark = [pytest.mark.once, pytest.mark.filterwarnings("default")]
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def row(length: int, weight: float, seed: int, share: float = 1.0) -> TrainingRow:
@@ -131,7 +127,7 @@ def test_bfloat16_learns_what_float32_does_though_its_steps_are_below_its_precis
     for number in range(10):
         stats = [update(one, number=number) for one in (exact, small)]
         assert stats[1]["grad_norm"] == pytest.approx(stats[0]["grad_norm"], rel=0.05)
-    masters, moved = small._whole_weights(small.model), weights_of(exact)
+    masters, moved = small._full_weights(small.model), weights_of(exact)
     changes = [torch.cat([(one[name] - began[name]).flatten() for name in began]) for one in (masters, moved)]
     assert torch.nn.functional.cosine_similarity(*changes, dim=0) > 0.9
     assert changes[0].norm().item() == pytest.approx(changes[1].norm().item(), rel=0.05)
@@ -191,26 +187,8 @@ def test_a_reference_that_nothing_uses_is_refused(config: RlConfig) -> None:
 def test_two_processes_make_the_update_of_one(config: RlConfig, kind: str) -> None:
     """Two processes share the weights (FSDP 2, gloo), save, resume, and write a model for transformers."""
     config = replace(config, kl=0.1, lora=Lora(rank=2 if kind == "lora" else 0))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-              "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
     code = f"from tests.unit.test_train_learner import *; in_process({kind!r}, {config.model!r}, {config.out!r})"
-    both = [
-        subprocess.Popen(
-            [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, **common, "RANK": rank, "LOCAL_RANK": rank},
-            text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )
-        for rank in ("0", "1")
-    ]  # fmt: skip
-    try:
-        output = [one.communicate(timeout=500)[0] for one in both]
-    finally:
-        for one in both:
-            one.kill()
-            one.wait()
-    assert [one.returncode for one in both] == [0, 0], output
+    run_in_two_processes("-c", code)
     learner = Learner(config, None)
     for number in range(3):
         update(learner, number=number)
@@ -235,7 +213,7 @@ def in_process(kind: str, model: str, out: str) -> None:
         learner.refresh_sampler()
         if learner.accelerator.is_main_process:
             whole = {name: one.detach() for name, one in learner.sampler.named_parameters()}
-        gathered = learner._whole_weights(learner.model)
+        gathered = learner._full_weights(learner.model)
         if learner.accelerator.is_main_process:
             assert all(torch.allclose(whole[name].float(), one, atol=1e-2) for name, one in gathered.items())
         learner.save_model(run)

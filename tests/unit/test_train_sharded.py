@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.unit.tiny_model import tiny_model, tiny_tokenizer, torch, transformers
+from tests.unit.two_processes import run_in_two_processes
+
+from minisandbox.train.config import Optimizer, SftConfig
+from minisandbox.train.options import store
 
 for _name in ("trl", "peft", "datasets"):
     pytest.importorskip(_name, reason="the extra [train] is not installed")
 
 pytestmark = [pytest.mark.once, pytest.mark.filterwarnings("default")]
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("kind", ["whole", "lora"])
@@ -23,26 +24,7 @@ def test_two_processes_save_one_model(kind: str, tmp_path: Path) -> None:
     tokenizer = tiny_tokenizer()
     tiny_model(len(tokenizer), "llama").save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-              "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
-    command = [sys.executable, "-m", "tests.unit.sharded_saving", str(tmp_path / "model"), str(tmp_path / "run"), kind]
-    both = [
-        subprocess.Popen(
-            command, cwd=ROOT, env={**os.environ, **common, "RANK": rank, "LOCAL_RANK": rank}, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )
-        for rank in ("0", "1")
-    ]  # fmt: skip
-    try:
-        said = [one.communicate(timeout=300)[0] for one in both]
-    finally:
-        for one in both:
-            one.kill()
-            one.wait()
-    assert [one.returncode for one in both] == [0, 0], said
+    run_in_two_processes("-m", "tests.unit.sharded_saving", str(tmp_path / "model"), str(tmp_path / "run"), kind)
     saved = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
     began = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     if kind == "lora":
@@ -54,3 +36,27 @@ def test_two_processes_save_one_model(kind: str, tmp_path: Path) -> None:
     for name, one in expected.items():
         assert torch.allclose(weights[name], one, atol=1e-6), name
     assert type(saved) is type(began)
+
+
+def test_two_processes_fine_tune_as_one_does(tmp_path: Path) -> None:
+    """Each has its rows of every step; one process takes as many by accumulation."""
+    tokenizer = tiny_tokenizer()
+    tiny_model(len(tokenizer), "llama").save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    rows = [{"input_ids": [5 + n, 6, 7 + n, *[8] * n], "loss_mask": [0, 1, *[1] * (n + 1)]} for n in range(8)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = SftConfig(
+        model=str(tmp_path / "model"), data=(str(tmp_path / "rows.jsonl"),), out=str(tmp_path / "one"), max_steps=3,
+        batch_size=1, accumulation=2, device="cpu",
+        optimizer=Optimizer(learning_rate=1e-3, warmup_steps=0, schedule="constant"),
+    )  # fmt: skip
+    store(replace(config, out=str(tmp_path / "two"), accumulation=1), tmp_path / "two.yaml")
+    run_in_two_processes("-m", "minisandbox", "train", "sft", str(tmp_path / "two.yaml"))
+    from minisandbox.train.sft import train_sft  # noqa: PLC0415 - loads the training stack
+
+    train_sft(config)
+    weights, expected = (
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / name / "model").state_dict()
+        for name in ("two", "one")
+    )
+    assert all(torch.allclose(weights[name], value, atol=1e-4, rtol=0) for name, value in expected.items())

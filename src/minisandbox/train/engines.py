@@ -127,10 +127,10 @@ def open_engine(learner: Learner, config: RlConfig) -> PolicyEngine:
     module, tokenizer, context = learner.sampler, learner.tokenizer, config.policy.context
     if config.engine == "transformers":
         batch, cache_bytes = (1, 0) if config.deterministic else (config.engine_batch, config.engine_cache)
-        own = TransformersEngine(
+        engine = TransformersEngine(
             module, tokenizer, name=config.model, max_batch=batch, context=context, cache_bytes=cache_bytes
         )
-        return OwnEngine(own)
+        return OwnEngine(engine)
     generation = _open_vllm(learner, config)
     if config.vllm.mode == "server":
         client = OpenAIModel(module.name_or_path, f"{config.vllm.url.rstrip('/')}/v1", tokens="yes")

@@ -69,7 +69,7 @@ class Evaluator:
 
     def is_due(self, step: int) -> bool:
         """Return whether a step still has to be evaluated."""
-        return bool(self._tasks) and all(one.step != step for one in self.scores())
+        return bool(self._tasks) and all(score.step != step for score in self.scores())
 
     async def evaluate(self, step: int) -> None:
         """Run the rollouts, repeat those without a reward, and store the score."""
@@ -77,17 +77,17 @@ class Evaluator:
         wanted = [self._gatherer.wanted(task, attempt) for task in self._tasks for attempt in range(attempts)]
         results = await self._gatherer.do(wanted)
         await self._gatherer.retry(
-            results, lambda place, again: results[place].wanted.attempt % attempts + again * attempts
+            results, lambda index, repetition: results[index].wanted.attempt % attempts + repetition * attempts
         )
-        known = [(one.wanted.task, one.reward) for one in results if one.reward is not None]
-        if not known:
+        rewards = [(result.wanted.task, result.reward) for result in results if result.reward is not None]
+        if not rewards:
             self._tell(f"step {step}: none of {len(results)} held-out rollouts has a reward")
             return
-        reward = sum(one for _, one in known) / len(known)
-        score = Score(step, reward, len(known), len(results) - len(known), clustered_error(known))
+        mean = sum(reward for _, reward in rewards) / len(rewards)
+        score = Score(step, mean, len(rewards), len(results) - len(rewards), clustered_error(rewards))
         self._run.append(asdict(score), file=_FILE)
-        lost = f"; {score.failed} have no reward" if score.failed else ""
-        self._tell(f"step {step}: {score.reward:.1%} of {score.rollouts} held-out rollouts resolved{lost}")
+        failures = f"; {score.failed} have no reward" if score.failed else ""
+        self._tell(f"step {step}: {score.reward:.1%} of {score.rollouts} held-out rollouts resolved{failures}")
 
 
 def clustered_error(rewards: Sequence[tuple[str, float]]) -> float | None:
@@ -105,7 +105,7 @@ def clustered_error(rewards: Sequence[tuple[str, float]]) -> float | None:
         sums[task] = sums.get(task, 0.0) + reward - mean
     if len(sums) < 2:
         return None
-    square = sum(one * one for one in sums.values()) * len(sums) / (len(sums) - 1)
+    square = sum(deviation * deviation for deviation in sums.values()) * len(sums) / (len(sums) - 1)
     return math.sqrt(square) / len(rewards)
 
 
@@ -133,9 +133,9 @@ def draw_curve(curves: Mapping[str, Sequence[Score]], path: Path) -> None:
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     for name, scores in curves.items():
-        steps = [one.step for one in scores]
-        axes.plot(steps, [one.reward for one in scores], marker="o", markersize=3, label=name)
-        low, high = ([one.reward + sign * one.error for one in scores] for sign in (-1, 1))
+        steps = [score.step for score in scores]
+        axes.plot(steps, [score.reward for score in scores], marker="o", markersize=3, label=name)
+        low, high = ([score.reward + sign * score.error for score in scores] for sign in (-1, 1))
         axes.fill_between(steps, low, high, alpha=0.15)
     axes.set(xlabel="optimiser steps", ylabel="resolved, held-out tasks", ylim=(0, None))
     axes.grid(alpha=0.3)

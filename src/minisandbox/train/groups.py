@@ -92,12 +92,12 @@ class Group:
     @property
     def rewards(self) -> list[float | None]:
         """The reward of each rollout."""
-        return [one.reward for one in self.results]
+        return [result.reward for result in self.results]
 
     @property
     def informative(self) -> bool:
         """Whether the group has a signal: at least two of its rewards differ."""
-        return len({one for one in self.rewards if one is not None}) > 1
+        return len({reward for reward in self.rewards if reward is not None}) > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,24 +151,24 @@ class Step:
     @property
     def rollouts_forked(self) -> int:
         """The number of rollouts with several rows that carry loss."""
-        return sum(sum(any(row.mask) for row in one.rows) > 1 for group in self.groups for one in group.results)
+        return sum(sum(any(row.mask) for row in result.rows) > 1 for group in self.groups for result in group.results)
 
     @property
     def reward(self) -> float | None:
         """The mean of all known rewards, groups without signal included; None if no reward is known."""
-        known = [one for group in (*self.groups, *self.silent) for one in group.rewards if one is not None]
-        return statistics.fmean(known) if known else None
+        rewards = [reward for group in (*self.groups, *self.silent) for reward in group.rewards if reward is not None]
+        return statistics.fmean(rewards) if rewards else None
 
     def stats(self) -> dict[str, float]:
         """Return the statistics to log."""
-        times = [one.seconds for group in (*self.groups, *self.silent) for one in group.results]
+        times = [result.seconds for group in (*self.groups, *self.silent) for result in group.results]
         return {
             "reward": float("nan") if self.reward is None else self.reward,
             "groups": len(self.groups),
             "groups_silent": len(self.silent),
             "groups_refilled": self.refilled,
             "rollouts_failed": self.failed,
-            "rollouts_overlong": sum(one.overlong for group in self.groups for one in group.results),
+            "rollouts_overlong": sum(result.overlong for group in self.groups for result in group.results),
             "rollouts_redone": self.redone,
             "rollouts_seconds": round(self.seconds, 3),
             "rollout_seconds_max": round(max(times, default=0.0), 3),
@@ -184,13 +184,13 @@ def advantages(rewards: Sequence[float | None], scale: str = "none", *, leave_on
         scale: ``group`` to divide by the standard deviation of the rewards; ``none`` not to.
         leave_one_out: subtract the mean of the other rewards (RLOO, arXiv 2402.14740).
     """
-    known = [one for one in rewards if one is not None]
-    if len(known) < 2:
+    numbers = [reward for reward in rewards if reward is not None]
+    if len(numbers) < 2:
         return [0.0] * len(rewards)
-    mean = statistics.fmean(known)
-    width = statistics.stdev(known) + 1e-4 if scale == "group" else 1.0
-    factor = len(known) / (len(known) - 1) if leave_one_out else 1.0
-    return [0.0 if one is None else (one - mean) * factor / width for one in rewards]
+    mean = statistics.fmean(numbers)
+    width = statistics.stdev(numbers) + 1e-4 if scale == "group" else 1.0
+    factor = len(numbers) / (len(numbers) - 1) if leave_one_out else 1.0
+    return [0.0 if reward is None else (reward - mean) * factor / width for reward in rewards]
 
 
 def tasks_of_step(tasks: Sequence[str], count: int, step: int, seed: int) -> tuple[list[str], list[str]]:
@@ -207,13 +207,13 @@ def tasks_of_step(tasks: Sequence[str], count: int, step: int, seed: int) -> tup
         seed: seed of the order.
     """
     chosen: list[str] = []
-    place = step * count
+    first = step * count
     while len(chosen) < count:
-        epoch, start = divmod(place + len(chosen), len(tasks))
+        epoch, start = divmod(first + len(chosen), len(tasks))
         order = random.Random(f"{seed} {epoch}").sample(list(tasks), len(tasks))  # noqa: S311 - not a secret
         # If an epoch ends within this step, skip tasks of the next epoch that the step already contains.
-        chosen += [one for one in order[start:] if one not in chosen][: count - len(chosen)]
-    spare = [one for one in tasks if one not in chosen]
+        chosen += [task for task in order[start:] if task not in chosen][: count - len(chosen)]
+    spare = [task for task in tasks if task not in chosen]
     random.Random(f"{seed} spare {step}").shuffle(spare)  # noqa: S311 - not a secret
     return chosen, spare
 
@@ -259,13 +259,14 @@ class Gatherer:
         useful, silent = _split_by_signal(groups)
         refilled = 0
         for _ in range(self.groups.refill):
-            more = [one for one, _ in zip(others, range(len(tasks) - len(useful)), strict=False)]
+            more = [task for task, _ in zip(others, range(len(tasks) - len(useful)), strict=False)]
             if not more:
                 break
-            found, again = await self._groups(number, more)
-            added, useless = _split_by_signal(found)
-            useful, silent, redone, refilled = useful + added, silent + useless, redone + again, refilled + len(added)
-        failures = [one for group in (*useful, *silent) for one in group.results if one.reward is None]
+            new_groups, repetitions = await self._groups(number, more)
+            added, useless = _split_by_signal(new_groups)
+            useful, silent, refilled = useful + added, silent + useless, refilled + len(added)
+            redone += repetitions
+        failures = [result for group in (*useful, *silent) for result in group.results if result.reward is None]
         total = sum(len(group.results) for group in (*useful, *silent))
         if len(failures) == total:
             raise TrainingError(
@@ -279,8 +280,8 @@ class Gatherer:
     async def _groups(self, number: int, tasks: Sequence[str]) -> tuple[list[Group], int]:
         """Run one group per task; return the groups and the number of repetitions."""
         size, first = self.groups.size, number * self.groups.size * (1 + self.groups.redo)
-        results = await self.do([self.wanted(task, first + one) for task in tasks for one in range(size)])
-        redone = await self.retry(results, lambda place, again: first + again * size + place % size)
+        results = await self.do([self.wanted(task, first + index) for task in tasks for index in range(size)])
+        redone = await self.retry(results, lambda index, repetition: first + repetition * size + index % size)
         parts = [tuple(results[start : start + size]) for start in range(0, len(results), size)]
         return [Group(task, part) for task, part in zip(tasks, parts, strict=True)], redone
 
@@ -295,14 +296,14 @@ class Gatherer:
             The number of repetitions.
         """
         count = 0
-        for again in range(1, 1 + self.groups.redo):
-            lost = [place for place, one in enumerate(results) if one.reward is None]
-            if not lost:
+        for repetition in range(1, 1 + self.groups.redo):
+            failed = [index for index, result in enumerate(results) if result.reward is None]
+            if not failed:
                 break
-            count += len(lost)
-            wanted = [self.wanted(results[place].wanted.task, attempt(place, again)) for place in lost]
-            for place, one in zip(lost, await self.do(wanted), strict=True):
-                results[place] = one
+            count += len(failed)
+            wanted = [self.wanted(results[index].wanted.task, attempt(index, repetition)) for index in failed]
+            for index, result in zip(failed, await self.do(wanted), strict=True):
+                results[index] = result
         return count
 
     def wanted(self, task: str, attempt: int) -> Wanted:
@@ -313,25 +314,26 @@ class Gatherer:
     async def do(self, wanted: Sequence[Wanted]) -> list[Result]:
         """Run rollouts, each within the deadline; infrastructure errors become results without a reward."""
         async with asyncio.TaskGroup() as tasks:
-            found = [tasks.create_task(self._one(one)) for one in wanted]
-        return [one.result() for one in found]
+            running = [tasks.create_task(self._run(rollout)) for rollout in wanted]
+        return [task.result() for task in running]
 
-    async def _one(self, wanted: Wanted) -> Result:
+    async def _run(self, wanted: Wanted) -> Result:
         async with self._room:
             began = time.monotonic()
             try:
                 async with asyncio.timeout(self.deadline):
-                    found = await self.rollouts.run(wanted)
+                    result = await self.rollouts.run(wanted)
             except TimeoutError as error:
-                found = Result(wanted, None, detail=str(error) or f"the rollout was stopped after {self.deadline:g} s")
+                result = Result(wanted, None, detail=str(error) or f"the rollout was stopped after {self.deadline:g} s")
             except (MiniSandboxError, OSError) as error:
-                found = Result(wanted, None, detail=f"{type(error).__name__}: {error}")
-            if found.reward is None:
-                self.notice(f"{wanted.name}: no reward: {found.detail}")
-            return replace(found, seconds=time.monotonic() - began)
+                result = Result(wanted, None, detail=f"{type(error).__name__}: {error}")
+            if result.reward is None:
+                self.notice(f"{wanted.name}: no reward: {result.detail}")
+            return replace(result, seconds=time.monotonic() - began)
 
 
 def _split_by_signal(groups: Iterable[Group]) -> tuple[list[Group], list[Group]]:
     """Split groups into those with signal and those without."""
     everything = list(groups)
-    return [one for one in everything if one.informative], [one for one in everything if not one.informative]
+    informative = [group for group in everything if group.informative]
+    return informative, [group for group in everything if not group.informative]

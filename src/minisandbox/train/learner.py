@@ -150,20 +150,22 @@ class Learner:
         """Move the model to its device, sharded or in its precision; return the weights that the optimiser changes."""
         if self._sharded:
             self._shard(self._scorer)
-        named = {name: one for name, one in self.model.named_parameters() if one.requires_grad}
+        device = self.accelerator.device
+        trained = {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
         if self._sharded or self.dtype == torch.float32:
-            self.model.to(self.accelerator.device)
-            return named
-        masters = {name: one.detach().to(self.accelerator.device, copy=True) for name, one in named.items()}
-        _cast(self.model, self.dtype).to(self.accelerator.device)
-        for name, parameter in named.items():
+            self.model.to(device)
+            return trained
+        masters = {name: weight.detach().to(device, copy=True) for name, weight in trained.items()}
+        _cast(self.model, self.dtype).to(device)
+        for name, parameter in trained.items():
             parameter.register_post_accumulate_grad_hook(_adder(masters[name]))
         return masters
 
     def _shard(self, scorer: TokenLogprobs) -> None:
         mesh = init_device_mesh(self.accelerator.device.type, (self.accelerator.num_processes,))
         precision = MixedPrecisionPolicy(param_dtype=self.dtype, reduce_dtype=torch.float32)
-        blocks = [one for one in scorer.modules() if type(one).__name__ in (scorer.model._no_split_modules or ())]
+        kinds = scorer.model._no_split_modules or ()
+        blocks = [module for module in scorer.modules() if type(module).__name__ in kinds]
         for module in (*blocks, scorer):
             fully_shard(module, mesh=mesh, mp_policy=precision)
 
@@ -178,7 +180,7 @@ class Learner:
 
     def _open_optimizer(self) -> torch.optim.AdamW:
         options, weights = self._config.optimizer, list(self._weights.values())
-        matrices, vectors = ([one for one in weights if (one.ndim > 1) is wide] for wide in (True, False))
+        matrices, vectors = ([weight for weight in weights if (weight.ndim > 1) is wide] for wide in (True, False))
         groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
         optimizer = torch.optim.AdamW(
             [group for group in groups if group["params"]], lr=options.learning_rate, betas=(0.9, options.beta2),
@@ -247,9 +249,9 @@ class Learner:
         ordered = sorted(rows, key=lambda row: len(row.ids))
         parts = [ordered[start : start + size] for start in range(0, len(ordered), size)]
         parts += [[EMPTY]] * (-len(parts) % processes)
-        padding = self.tokenizer.pad_token_id
+        padding, device = self.tokenizer.pad_token_id, self.accelerator.device
         return [
-            _Batch(part, {name: one.to(self.accelerator.device) for name, one in collate(part, pad=padding).items()})
+            _Batch(part, {name: tensor.to(device) for name, tensor in collate(part, pad=padding).items()})
             for part in parts[self.accelerator.process_index :: processes]
         ]
 
@@ -276,7 +278,7 @@ class Learner:
             length=config.loss_length,
         )  # fmt: skip
         sums = [mask, entropies * mask, divergence, is_clipped * mask]
-        return (losses * factors).sum(), [one.detach().sum() for one in sums]
+        return (losses * factors).sum(), [values.detach().sum() for values in sums]
 
     @torch.no_grad()  # type: ignore[untyped-decorator] # mypy does not read torch
     def _reference_logprobs(self, *inputs: torch.Tensor) -> torch.Tensor:
@@ -309,9 +311,9 @@ class Learner:
             return
         copies = dict(self.sampler.named_parameters()) if self.accelerator.is_main_process else {}
         for name, weight in self._weights.items():
-            whole = _whole(weight)
+            full_weight = _full(weight)
             if name in copies:
-                copies[name].data.copy_(whole)
+                copies[name].data.copy_(full_weight)
 
     def save(self, run: TrainingRun, step: int) -> None:
         """Write a checkpoint: a model that transformers or peft opens, and the state of the optimiser.
@@ -320,13 +322,13 @@ class Learner:
             run: the run's directory.
             step: number of finished steps.
         """
-        weights, path = self._whole_weights(self.model), run.checkpoints / f"checkpoint-{step}"
+        weights, path = self._full_weights(self.model), run.checkpoints / f"checkpoint-{step}"
         states = {
-            name: {key: _whole(value).cpu() for key, value in self._optimizer.state[weight].items()}
+            name: {key: _full(value).cpu() for key, value in self._optimizer.state[weight].items()}
             for name, weight in self._weights.items()
         }
         reference = self._reference if self._config.reference.every else None
-        updated = self._whole_weights(reference.model) if reference else {}
+        updated = self._full_weights(reference.model) if reference else {}
         if self.accelerator.is_main_process:
             self.model.save_pretrained(path, state_dict=weights)
             self.tokenizer.save_pretrained(path)
@@ -339,23 +341,24 @@ class Learner:
 
     def save_model(self, run: TrainingRun) -> None:
         """Write the trained model with the optimiser's float32 weights and, with LoRA, also the adapter alone."""
-        weights = self._whole_weights(self.model)
+        weights = self._full_weights(self.model)
         if self.accelerator.is_main_process:
             changed = self._sharded or self.dtype != torch.float32
             write_policy(self.model, weights, self.tokenizer, run, reopen=changed)
         self.accelerator.wait_for_everyone()
 
-    def _whole_weights(self, model: Any) -> dict[str, torch.Tensor]:
+    def _full_weights(self, model: Any) -> dict[str, torch.Tensor]:
         """Return unsharded weights in the optimiser's precision, tied ones as one tensor; with LoRA the adapters'."""
-        names = {id(one): name for name, one in model.named_parameters() if one.requires_grad}
+        names = {id(weight): name for name, weight in model.named_parameters() if weight.requires_grad}
         state = {
             name: value
             for name, value in model.state_dict(keep_vars=True).items()
             if id(value) in names or not self._config.lora.rank
         }
         optimised = {key: self._weights[name] for key, name in names.items()}
-        whole = {key: _whole(optimised.get(key, value)) for key, value in {id(v): v for v in state.values()}.items()}
-        return {name: whole[id(value)] for name, value in state.items()}
+        distinct = {id(value): value for value in state.values()}
+        full = {key: _full(optimised.get(key, value)) for key, value in distinct.items()}
+        return {name: full[id(value)] for name, value in state.items()}
 
 
 def _cast(model: Any, dtype: torch.dtype) -> Any:
@@ -365,7 +368,7 @@ def _cast(model: Any, dtype: torch.dtype) -> Any:
     return model
 
 
-def _whole(value: torch.Tensor) -> torch.Tensor:
+def _full(value: torch.Tensor) -> torch.Tensor:
     """Return a tensor without its shards; all processes must call this function."""
     value = value.detach()
     return value.full_tensor() if isinstance(value, DTensor) else value

@@ -118,7 +118,7 @@ def load(kind: type[T], name: str, settings: Sequence[str] = ()) -> T:
 def packaged() -> tuple[str, ...]:
     """Return the names of the packaged configurations."""
     directory = resources.files("minisandbox.train") / "configs"
-    return tuple(sorted(one.name.removesuffix(".yaml") for one in directory.iterdir() if one.name.endswith(".yaml")))
+    return tuple(sorted(file.name.removesuffix(".yaml") for file in directory.iterdir() if file.name.endswith(".yaml")))
 
 
 def _text_of(name: str) -> tuple[str, str]:
@@ -225,8 +225,8 @@ def _value(hint: object, value: object, what: str) -> object:
     if isinstance(hint, types.UnionType):
         if value is None and types.NoneType in hint.__args__:
             return None
-        hint = next(one for one in hint.__args__ if one is not types.NoneType)
-    if hint == tuple[str, ...] and isinstance(value, list | tuple) and all(isinstance(one, str) for one in value):
+        hint = next(kind for kind in hint.__args__ if kind is not types.NoneType)
+    if hint == tuple[str, ...] and isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
         return tuple(value)
     if hint is float and isinstance(value, str):
         with contextlib.suppress(ValueError):  # YAML 1.1 reads 1e-4 as text
@@ -239,9 +239,9 @@ def _value(hint: object, value: object, what: str) -> object:
 
 
 def _unknown(place: str, key: str, kind: type, prefix: str = "") -> InvalidValue:
-    known = list(_hints(kind))
-    near = difflib.get_close_matches(key, known, n=1)
-    hint = f"did you mean {prefix}{near[0]}?" if near else f"known keys: {', '.join(known)}"
+    keys = list(_hints(kind))
+    near = difflib.get_close_matches(key, keys, n=1)
+    hint = f"did you mean {prefix}{near[0]}?" if near else f"known keys: {', '.join(keys)}"
     return InvalidValue(f"{place}: there is no key {prefix}{key}", hint=hint)
 
 
@@ -276,15 +276,16 @@ def describe(kind: type, prefix: str = "", default_of: object = None) -> Iterato
         default_of: an instance whose values are the defaults; None for the defaults of the class.
     """
     hints = _hints(kind)
-    for one in dataclasses.fields(kind):
-        without = one.default if default_of is None else getattr(default_of, one.name)
-        if _is_section(hints[one.name]):
-            yield from describe(typing.cast("type", hints[one.name]), f"{prefix}{one.name}.", without)
+    for entry in dataclasses.fields(kind):
+        key, hint = f"{prefix}{entry.name}", hints[entry.name]
+        default_value = entry.default if default_of is None else getattr(default_of, entry.name)
+        if _is_section(hint):
+            yield from describe(typing.cast("type", hint), f"{key}.", default_value)
             continue
-        choices = one.metadata.get("choices") or ()
-        default = "" if without is dataclasses.MISSING else _shown(without)
-        kind_of = " \\| ".join(choices) if choices else _kind(hints[one.name])
-        yield Described(f"{prefix}{one.name}", kind_of, default, str(one.metadata["help"]))
+        choices = entry.metadata.get("choices") or ()
+        default = "" if default_value is dataclasses.MISSING else _shown(default_value)
+        words = " \\| ".join(choices) if choices else _kind(hint)
+        yield Described(key, words, default, str(entry.metadata["help"]))
 
 
 def differences(before: object, now: object, *, but: Iterable[str] = ()) -> list[str]:
@@ -295,15 +296,15 @@ def differences(before: object, now: object, *, but: Iterable[str] = ()) -> list
         now: the second configuration.
         but: keys to ignore.
     """
-    one, other = _flat(to_mapping(before)), _flat(to_mapping(now))
-    return sorted(key for key in one | other if one.get(key) != other.get(key) and key not in set(but))
+    old, new = _flat(to_mapping(before)), _flat(to_mapping(now))
+    return sorted(key for key in old | new if old.get(key) != new.get(key) and key not in set(but))
 
 
 def _flat(values: Values, prefix: str = "") -> Values:
-    found: Values = {}
+    flat: Values = {}
     for key, value in values.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return found
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
 
 
 def _shown(value: object) -> str:
@@ -315,13 +316,13 @@ def _shown(value: object) -> str:
 def _kind(hint: object) -> str:
     words = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
     if isinstance(hint, types.UnionType):
-        return f"{' or '.join(_kind(one) for one in hint.__args__ if one is not types.NoneType)}, or null"
+        return f"{' or '.join(_kind(part) for part in hint.__args__ if part is not types.NoneType)}, or null"
     return "a list of texts" if hint == tuple[str, ...] else words.get(typing.cast("type", hint), "a section of keys")
 
 
 def _hints(kind: type) -> dict[str, object]:
     hints = typing.get_type_hints(kind)
-    return {one.name: hints[one.name] for one in dataclasses.fields(kind)}
+    return {entry.name: hints[entry.name] for entry in dataclasses.fields(kind)}
 
 
 def _is_section(hint: object) -> bool:

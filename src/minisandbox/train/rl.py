@@ -113,18 +113,18 @@ def train_rl(config: RlConfig, environment: Environment, *, tell: Tell = lambda 
         )
     with TrainingRun(Path(config.out), config, may_change=MAY_CHANGE) as run, asyncio.Runner() as runner:
         checkpoint = run.last_checkpoint()
-        begun = step_of(checkpoint)
+        first_step = step_of(checkpoint)
         for file in ("log.jsonl", "rollouts.jsonl", "scores.jsonl"):
-            run.forget_after(begun, file=file)
+            run.forget_after(first_step, file=file)
         if checkpoint:
-            tell(f"resuming from step {begun}")
+            tell(f"resuming from step {first_step}")
         loop = Loop(config, environment, run, runner, tell)
         try:
             with translate_disk_full(run):
-                loop.train(begun)
+                loop.train(first_step)
         finally:
             loop.close()
-        return RlResult(run.model, max(begun, config.steps), tuple(scores_of(run)))
+        return RlResult(run.model, max(first_step, config.steps), tuple(scores_of(run)))
 
 
 class Loop:
@@ -176,15 +176,15 @@ class Loop:
     def _reset(self, rows: int) -> None:
         self._rounding, self._gaps, self._ratios = Rounding(rows), Gaps(self.config.allowed_gaps), [1.0]
 
-    def train(self, begun: int) -> None:
+    def train(self, first_step: int) -> None:
         """Make the remaining steps, evaluate, and save checkpoints and the model.
 
         Args:
-            begun: number of finished steps.
+            first_step: number of steps that are already done.
         """
-        config, learner, number, is_whole = self.config, self.learner, begun, True
+        config, learner, number, is_whole = self.config, self.learner, first_step, True
         try:
-            for number in range(begun, config.steps):
+            for number in range(first_step, config.steps):
                 is_whole = True
                 learner.refresh_sampler()
                 if number % config.evaluation.every == 0:
@@ -203,7 +203,7 @@ class Loop:
                 learner.save(self.run, number)
             raise
         learner.refresh_sampler()
-        self._evaluate(max(begun, config.steps))
+        self._evaluate(max(first_step, config.steps))
         learner.save_model(self.run)
 
     def _shared(
@@ -233,12 +233,12 @@ class Loop:
                 self.engine.module, choose(fresh, config.check_tokens, config.check_rows, number),
                 temperature=config.policy.temperature, tolerance=config.allowed_gaps, leave_out=self._leave_out,
             )  # fmt: skip
-        kept = [row for row in fresh if row.rollout not in self._rounding.rollouts]
-        for row in kept:
+        trained = [row for row in fresh if row.rollout not in self._rounding.rollouts]
+        for row in trained:
             line = {"step": number + 1, "rollout": row.rollout, "advantage": row.weight, "tokens": row.loss_tokens}
             self.run.append(line, file="rollouts.jsonl")
         stale = {"staleness": max([age for age in ages if age <= config.staleness], default=0)}
-        return kept, step.stats() | stale | {"rows_stale": len(rows) - len(fresh)}
+        return trained, step.stats() | stale | {"rows_stale": len(rows) - len(fresh)}
 
     def _leave_out(self, error: TokenMismatch) -> None:
         """Count and report a row that is left out; raise the error if no further row may be left out."""

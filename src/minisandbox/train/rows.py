@@ -134,15 +134,15 @@ def read_rows(path: Path) -> Iterator[TrainingRow]:
     """
     if not path.exists():
         raise InvalidValue(f"{path}: no such file", hint="write rows with minisandbox trajectories export")
-    for one in open_source(path).rows:
+    for line in open_source(path).rows:
         try:
-            values = _of_capture(one.values) if "session" in one.values else one.values
+            values = _of_capture(line.values) if "session" in line.values else line.values
             if values is None:
                 continue
-            row = _row(values, one.place)
+            row = _row(values, line.place)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise TrainingError(
-                f"{one.place} is not a row of tokens",
+                f"{line.place} is not a row of tokens",
                 reason=f"{type(error).__name__}: {error}",
                 hint="write rows with minisandbox trajectories export --to tokens",
             ) from error
@@ -161,13 +161,11 @@ def _row(body: Mapping[str, Any], place: str) -> TrainingRow:
     marks = body.get("loss_mask")
     if marks is None:
         marks = [label != IGNORED for label in body["labels"]]
-    logprobs = body.get("logprobs")
+    logprobs = None if body.get("logprobs") is None else array("d", body["logprobs"])
     name = f"{body['traj_id']}#{body.get('row', 0)}" if body.get("traj_id") else place
-    found = None if logprobs is None else array("d", logprobs)
     versions = tuple((int(version), int(count)) for version, count in body.get("versions") or ())
-    row = TrainingRow(
-        name, ids, bytes(map(int, marks)), found, 1.0, str(body.get("instance_id") or ""), versions=versions
-    )
+    task = str(body.get("instance_id") or "")
+    row = TrainingRow(name, ids, bytes(map(int, marks)), logprobs, 1.0, task, versions=versions)
     row.check()
     if labels is not None and list(labels) != row.labels:
         raise ValueError("its labels must equal its tokens where the mask is 1, and -100 elsewhere, unshifted")
@@ -207,7 +205,7 @@ def collate(rows: Sequence[TrainingRow], *, pad: int) -> dict[str, torch.Tensor]
     from torch.nn.utils.rnn import pad_sequence  # noqa: PLC0415 - an optional package
 
     def padded(values: Iterable[Sequence[float]], dtype: torch.dtype, padding: int = 0) -> torch.Tensor:
-        return pad_sequence([torch.tensor(list(one), dtype=dtype) for one in values], True, padding)
+        return pad_sequence([torch.tensor(list(row_values), dtype=dtype) for row_values in values], True, padding)
 
     return {
         "input_ids": padded((row.ids for row in rows), torch.long, pad),
@@ -274,8 +272,8 @@ class Gaps:
         assert row.logprobs is not None
         pairs = zip(row.logprobs, logprobs, row.mask, strict=True)
         changes = [b - a if carries else 0.0 for a, b, carries in pairs]
-        worst = max(range(len(changes)), key=lambda one: _size(changes[one]))
-        sizes = array("d", (_size(one) for one, carries in zip(changes, row.mask, strict=True) if carries))
+        worst = max(range(len(changes)), key=lambda position: _size(changes[position]))
+        sizes = array("d", (_size(change) for change, carries in zip(changes, row.mask, strict=True) if carries))
         kl = sum(map(_divergence, changes)) / max(len(sizes), _FEW)
         over = max(_size(changes[worst]) / self.tolerance.token, kl / self.tolerance.row_kl)
         if not over <= 1.0:
@@ -338,8 +336,8 @@ def _statistics(sizes: Sequence[float]) -> str:
 
 def _shown_limits(limits: Tolerance) -> str:
     labels = {"token": "a token's", "mean": "mean", "p99": "p99", "row_kl": "row KL"}
-    found = {label: getattr(limits, name) for name, label in labels.items()}
-    return ", ".join(f"{label} {value:g}" for label, value in found.items() if value < math.inf)
+    shown = {label: getattr(limits, name) for name, label in labels.items()}
+    return ", ".join(f"{label} {limit:g}" for label, limit in shown.items() if limit < math.inf)
 
 
 def _raise(error: TokenMismatch) -> None:
@@ -382,9 +380,9 @@ def check_tokens(
             row.check()
             if row.logprobs is None:
                 raise TrainingError(f"{row.rollout} has no log-probabilities", hint="set check_tokens: off")
-            again = recompute_logprobs(model, TokenRow(row.ids, row.logprobs, row.mask, ()), temperature=temperature)
+            logprobs = recompute_logprobs(model, TokenRow(row.ids, row.logprobs, row.mask, ()), temperature=temperature)
             try:
-                worst = max(worst, gaps.add(row, again))
+                worst = max(worst, gaps.add(row, logprobs))
             except TokenMismatch as error:
                 leave_out(error)
     finally:
@@ -445,9 +443,9 @@ def shown_mask(row: TrainingRow, decode: Callable[[int], str] | None = None) -> 
     Yields:
         One line per span.
     """
-    place = 0
+    start = 0
     for carries, group in groupby(row.mask):
-        end = place + len(list(group))
-        texts = map(decode or str, row.ids[place:end])
-        yield f"{'LOSS   ' if carries else 'context'} {place:5} to {end - 1:5}: {' '.join(texts)}"
-        place = end
+        end = start + len(list(group))
+        texts = map(decode or str, row.ids[start:end])
+        yield f"{'LOSS   ' if carries else 'context'} {start:5} to {end - 1:5}: {' '.join(texts)}"
+        start = end
