@@ -268,6 +268,32 @@ def test_runs_are_found_below_the_given_paths(runs: Path, tmp_path: Path) -> Non
     assert "No run yet" in Pages(Site([tmp_path])).runs()
 
 
+def test_a_point_of_a_curve_leads_to_its_rollouts(tmp_path: Path) -> None:
+    with RunDirectory.open(tmp_path / "rl" / "rollouts", {}) as run:
+        run.write(trajectory("owner__repo-1", 0, 0.0))
+        run.write(trajectory("owner__repo-1", 12, 1.0))
+    log = ['{"step": 1, "reward": 0.25, "note": "<b>"}', '{"step": 2, "reward": 0.5, "loss": NaN}', '{"step": 3, "rew']
+    (tmp_path / "rl" / "log.jsonl").write_text("\n".join(log))
+    lines = [("owner__repo-1__0", -0.5), ("owner__repo-1__12", 0.5), ("broken", 1.0)]
+    text = "".join(
+        f'{{"step": 2, "rollout": "{name}", "advantage": {weight}, "tokens": 7}}\n' for name, weight in lines
+    )
+    (tmp_path / "rl" / "rollouts.jsonl").write_text(text)
+    pages = Pages(Site([tmp_path]))
+    assert 'href="/runs/rl.rollouts/training"' in pages.run("rl.rollouts", Filter())
+    curves = pages.training("rl.rollouts", 0)
+    assert re.findall(r'<a href="([^"]*)"><circle', curves)[:2] == [
+        "/runs/rl.rollouts/training?step=1", "/runs/rl.rollouts/training?step=2",
+    ]  # fmt: skip
+    assert "<title>2: 0.5</title>" in curves
+    rollouts = re.findall(r'href="/runs/rl.rollouts/rollouts/([^"]+)"', pages.training("rl.rollouts", 2))
+    assert rollouts == ["12/owner__repo-1", "0/owner__repo-1"]
+    with RunDirectory.open(tmp_path / "plain", {}) as run:
+        run.write(trajectory("owner__repo-1"))
+    with pytest.raises(NotFound):
+        pages.training("plain", 0)
+
+
 # --- a live run ------------------------------------------------------------------------------------------------------
 
 

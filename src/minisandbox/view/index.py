@@ -107,7 +107,6 @@ class Filter:
     repo: str = ""
     reason: str = ""
     text: str = ""
-    step: str = ""
     sort: str = "task"
     page: int = 1
 
@@ -131,7 +130,7 @@ class Filter:
         return replace(self, sort="task", page=1) == Filter()
 
     def where(self) -> tuple[str, list[object]]:
-        """Return the SQL condition, without the training step, and its parameters."""
+        """Return the SQL condition and its parameters."""
         columns = {"outcome": self.outcome, "exit_status": self.status, "repository": self.repo, "reason": self.reason}
         terms = [(f"{column} = ?", [value]) for column, value in columns.items() if value]
         if self.text:

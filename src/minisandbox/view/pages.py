@@ -22,6 +22,7 @@ from minisandbox.view.index import PAGE, Filter, Row, RunIndex, TaskRow, Totals
 from minisandbox.view.rollout import TOKENS, tests_by_outcome, token_spans, turns_of
 from minisandbox.view.site import Site
 from minisandbox.view.text import diff_of, excerpt, visible
+from minisandbox.view.training import curves, rollouts_of
 
 STATIC = Path(__file__).parent / "static"
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -66,6 +67,10 @@ class Links:
         """The tokens of a rollout."""
         query = urlencode({"row": row, "start": start})
         return f"{self.run(key)}/tokens/{attempt}/{quote(instance_id)}?{query}"
+
+    def training(self, key: str, step: int = 0) -> str:
+        """The curves of a training run, with the rollouts of a step."""
+        return f"{self.run(key)}/training?{urlencode({'step': step})}" if step else f"{self.run(key)}/training"
 
     def raw(self, key: str, instance_id: str, attempt: int, part: str) -> str:
         """A text of a rollout, whole."""
@@ -144,6 +149,19 @@ class Pages:
         return self.render(
             "task.html", title=instance_id, run=run, instance_id=instance_id, rows=rows, tests=ordered,
             trajectories=trajectories, statement=_statement(trajectories[0]),
+        )  # fmt: skip
+
+    def training(self, key: str, step: int) -> str:
+        """Render the curves of the training run to which a run belongs, and the rollouts of a step."""
+        run = self.site.run(key)
+        path = run.training
+        if path is None:
+            raise NotFound(f"{key} does not belong to a training run")
+        drawn = [(name, [(x, y, self.links.training(key, int(x))) for x, y in points]) for name, points in curves(path)]
+        parts = rollouts_of(path, step) if step > 0 else []
+        return self.render(
+            "training.html", title=f"{path.name}: training", run=run, path=path, step=max(0, step), curves=drawn,
+            parts_of_step=parts,
         )  # fmt: skip
 
     def rollout(self, key: str, instance_id: str, attempt: int, template: str = "rollout.html") -> str:

@@ -159,6 +159,7 @@ def application(site: Site, token: str, host: str) -> ASGIApp:
             page(lambda r: pages.tokens(*name(r), _number(r, "row"), _number(r, "start"))),
         ),
         Route(f"/runs/{{key}}/raw/{rollout}", raw),
+        Route("/runs/{key}/training", page(lambda r: pages.training(r.path_params["key"], _number(r, "step")))),
         Route("/runs/{key}/events", events),
         Route("/static/{name}", static),
     ]
