@@ -187,7 +187,7 @@ class Journey:
         shutil.rmtree("runs/wide", ignore_errors=True)  # an earlier call's rollouts need no sandboxes
         Path("wait.json").write_text(json.dumps({"*": [teacher.WAIT, teacher.SUBMIT]}))
         with self.serving("-m", "tests.scripted_server", "--script", "wait.json", port=8101) as url:
-            words = (*self._rollout("waiting", url, "wide"), "--attempts", str(WIDE), "--warm", "0")
+            words = (*self._rollout("waiting", url, "wide"), "--attempts", str(WIDE))
             with self.start(*words, "--command-timeout", "1000", name="wide") as process:
                 most, deadline = 0, time.monotonic() + DEADLINE
                 while process.poll() is None and most < 128 and time.monotonic() < deadline:
