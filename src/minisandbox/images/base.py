@@ -103,9 +103,8 @@ def base_entries(host: Path = Path("/")) -> tuple[BaseEntry, ...]:
     """
     entries = {entry.path: entry for entry in _entries(host)}
     for path in list(entries):
-        for parent in Path(path).parents:
-            if (name := str(parent)) != ".":
-                entries.setdefault(name, BaseEntry(name, stat.S_IFDIR | 0o755))
+        while path := os.path.dirname(path):
+            entries.setdefault(path, BaseEntry(path, stat.S_IFDIR | 0o755))
     return tuple(entries[path] for path in sorted(entries))
 
 
@@ -192,26 +191,26 @@ def _top_level(host: Path, name: str) -> Iterator[BaseEntry]:
 
 def _copied(host: Path, name: str) -> Iterator[BaseEntry]:
     """Yield the entries of an allow-listed path; follow a link to a directory only if the link is allow-listed."""
-    path = host / name
-    if path.is_dir() and not (path.is_symlink() and _shown(os.readlink(path), name)):
+    path = f"{host}/{name}"
+    if os.path.isdir(path) and not (os.path.islink(path) and _shown(os.readlink(path), name)):
         for child in sorted(os.listdir(path)):
-            if not _leads_to_directory(path / child):
+            if not _leads_to_directory(f"{path}/{child}"):
                 yield from _copied(host, f"{name}/{child}")
     else:
         yield from _single(path, name)
 
 
-def _single(path: Path, name: str) -> Iterator[BaseEntry]:
+def _single(path: str, name: str) -> Iterator[BaseEntry]:
     """Yield a file or link; replace a link by a copy of its target if the target does not exist in sandboxes."""
-    if path.is_symlink() and _shown(os.readlink(path), name):
+    if os.path.islink(path) and _shown(os.readlink(path), name):
         yield BaseEntry(name, stat.S_IFLNK | 0o777, os.fsencode(os.readlink(path)))
-    elif path.is_file() and not name.startswith("etc/alternatives/") and os.access(path, os.R_OK):
-        yield BaseEntry(name, stat.S_IFREG | 0o644, path.read_bytes())
+    elif os.path.isfile(path) and not name.startswith("etc/alternatives/") and os.access(path, os.R_OK):
+        yield BaseEntry(name, stat.S_IFREG | 0o644, Path(path).read_bytes())
 
 
-def _leads_to_directory(path: Path) -> bool:
+def _leads_to_directory(path: str) -> bool:
     """Return whether a path is a link to a directory; following the link could copy files outside the allow-list."""
-    return path.is_symlink() and path.is_dir()
+    return os.path.islink(path) and os.path.isdir(path)
 
 
 def _shown(target: str, name: str) -> bool:
