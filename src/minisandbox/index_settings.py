@@ -88,6 +88,26 @@ def uv_variables(settings: IndexSettings) -> dict[str, str]:
     return {name: value for name, value in values.items() if value}
 
 
+def npm_files(env: Mapping[str, str]) -> list[Path]:
+    """Return the user's configuration file of npm, if it exists."""
+    home = home_directory(env)
+    name = env.get("NPM_CONFIG_USERCONFIG") or env.get("npm_config_userconfig") or (home and home / ".npmrc")
+    return [Path(name)] if name and Path(name).is_file() else []
+
+
+def npm_variables(env: Mapping[str, str]) -> dict[str, str]:
+    """Return npm's configuration in environment variables, without paths of this machine (npm's documentation, config).
+
+    The user's file is expected as ``npmrc`` among the mounts of a build step.
+    """
+    variables = {name: value for name, value in env.items() if name.lower().startswith("npm_config_")}
+    paths = ("cache", "prefix", "userconfig", "globalconfig", "init_module", "cafile", "tmp", "local_prefix", "nodedir")
+    portable = {
+        name: value for name, value in variables.items() if name.lower().removeprefix("npm_config_") not in paths
+    }
+    return portable | {"npm_config_userconfig": "/run/minisandbox/npmrc"}
+
+
 def _pip_values(env: Mapping[str, str]) -> dict[str, str]:
     values: dict[str, str] = {}
     for path in _pip_files(env):

@@ -1,4 +1,4 @@
-"""Load the dialects, graders, agents and backends that other distributions provide (docs/how-to/extend.md)."""
+"""Load the dialects, graders, agents, recipes and backends that other distributions provide (docs/how-to/extend.md)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from minisandbox.errors import PackageError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-GROUPS = ("dialects", "graders", "agents", "backends")
+GROUPS = ("dialects", "graders", "agents", "backends", "recipes")
 
 
 def plugin_names(group: str, reserved: Collection[str] = ()) -> tuple[str, ...]:

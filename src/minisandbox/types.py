@@ -153,11 +153,13 @@ class Network:
         mode: ``off``, ``allow`` or ``host``.
         hosts: normalised patterns of the hosts that ``allow`` permits.
         private: whether hosts that ``allow`` permits may have private addresses.
+        server: whether requests to the proxy itself, ``http://127.0.0.1:3128``, go to the only host, an HTTP server.
     """
 
     mode: str = "off"
     hosts: tuple[str, ...] = ()
     private: bool = False
+    server: bool = False
 
     def __post_init__(self) -> None:
         if self.mode not in ("off", "allow", "host"):
@@ -183,8 +185,7 @@ class Network:
 
         Args:
             hosts: names (``packages.example.org``), wildcards (``*.example.org``), IP addresses, or ``*`` for every
-                host. A pattern with a port (``:8080``) permits any protocol on that port. A pattern without a port
-                permits port 80 for HTTP and 443 for TLS.
+                host. With a port (``:8080``), any protocol is permitted; without, port 80 for HTTP and 443 for TLS.
             private: whether the hosts may have loopback and private addresses, for example a local package index.
                 Link-local addresses, which cloud metadata services use, are always refused.
 

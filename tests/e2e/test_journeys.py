@@ -26,6 +26,7 @@ pytestmark = [pytest.mark.kernel, pytest.mark.index, pytest.mark.slow]
 ROOT = Path(__file__).resolve().parents[2]
 MUTATIONS = ROOT / "examples" / "learning" / "data" / "mutations-train.jsonl"
 JOURNEYS = ROOT / "docs" / "journeys"
+BLOCKS = ROOT / "tests" / "agents" / "blocks.toml"
 CONSOLE = re.compile(r"```console\n(.*?)```", flags=re.DOTALL)
 PYTHON = re.compile(r"```py\n(.*?)```", flags=re.DOTALL)
 PROMPT = re.compile(r"^[a-z]*\$ ", flags=re.MULTILINE)
@@ -35,6 +36,8 @@ ADDRESS = "http://localhost:8000/v1"
 FIRST, SECOND = "pytoolz__toolz-1.0.0.update_in", "pytoolz__toolz-1.0.0.outer_join"
 FIX = "sed -i 's/func(d.k.) if k in d else default/func(d[k] if k in d else default)/' toolz/dicttoolz.py"
 SUBMIT = "Done.\n\n```submit\n```"
+ORDINAL = "jpvanhal__inflection-0.5.1.ordinal_hundreds"
+ORDINAL_FIX = "sed -i 's/number in .11/number % 100 in (11/' inflection/__init__.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +135,16 @@ PAGES: Mapping[str, Journey] = {
             f"minisandbox tasks filter quickstart --only {SECOND} -o valid-test.jsonl",
         ),
     ),
+    "train-a-command-line-agent.md": Journey(
+        (
+            INSTALLED,
+            StandIn(
+                r"(minisandbox rollout .*) --agent command:codex (.*)",
+                rf"\1 --agent command:{BLOCKS} \2",
+                "570 MB; `make test-agents` runs the real one",
+            ),
+        )
+    ),
     "your-own-dataset.md": Journey((), files=("make_task.py",)),
 }  # fmt: skip
 
@@ -164,6 +177,7 @@ def headings(shown: tuple[str, ...]) -> Iterator[str]:
 def answers() -> dict[str, list[str]]:
     """What the scripted model answers: it solves one task and the bugs, and submits nothing for the others."""
     scripts = {FIRST: [f"I repair it.\n\n```bash\n{FIX}\n```", SUBMIT], "*": [SUBMIT]}
+    scripts[ORDINAL] = [f"I repair it.\n\n```bash\n{ORDINAL_FIX}\n```", "Done."]
     for task in TaskSet.load(MUTATIONS).select([BUGS]):
         undo = f"git apply -R - <<'END'\n{task.patch.rstrip()}\nEND"
         scripts[task.instance_id] = [f"I take the bug out.\n\n```bash\n{undo}\n```", SUBMIT]

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import pytest
 
-from minisandbox.agents import open_agent
+from minisandbox.agents import load_recipe, open_agent
 from minisandbox.errors import InvalidValue, NotFound, PackageError, TaskFileError
 from minisandbox.grade.graders.script import ScriptRunner
 from minisandbox.plugins import GROUPS, plugin_names
@@ -48,6 +48,7 @@ def test_each_distribution_adds_one_name(installed: Path, monkeypatch: pytest.Mo
     monkeypatch.syspath_prepend(str(installed))
     assert {group: plugin_names(group) for group in GROUPS} == {
         "dialects": ("exercises",), "graders": ("answer",), "agents": ("writer",), "backends": ("labelled",),
+        "recipes": ("typist",),
     }  # fmt: skip
 
 
@@ -127,6 +128,7 @@ def test_what_is_no_plugin_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
         "dialects": lambda: task_from_row(row, form="mine"),
         "graders": lambda: task_from_row({**row, "test": {"grader": "mine", "command": "true"}}),
         "agents": lambda: open_agent("mine"),
+        "recipes": lambda: load_recipe("mine"),
         "backends": lambda: Sandbox.create(ImageSpec("a", (tmp_path,), backend="mine")),
     }
     for group, call in calls.items():

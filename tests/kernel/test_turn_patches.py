@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from minisandbox.agents import Session
-from minisandbox.agents.session import MOST_PATCH
+from minisandbox.agents.record import MOST_PATCH
 from minisandbox.images.base import base_entries, write_base
 from minisandbox.sandbox import AsyncSandbox
 from minisandbox.sandbox.tracking import track_changes

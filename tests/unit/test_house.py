@@ -53,7 +53,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "tasks": ("spec.",),
     "grade": ("spec.", "tasks", "images", "sandbox", "runs", "store"),
     "models": (),
-    "agents": ("models", "tasks", "sandbox."),
+    "agents": ("spec.", "models", "tasks", "sandbox."),
     "trajectories": ("tasks", "grade", "models", "agents"),
     "rollouts": BELOW_ROLLOUTS,
     "train": ("trajectories", "rollouts", "models", "tasks", "agents", "grade"),

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.agent_tools import Scripted, in_session
 
 from minisandbox.agents import AgentLimits, Create, LimitReached, Session
-from minisandbox.agents.session import KEPT_OUTPUT
+from minisandbox.agents.record import KEPT_OUTPUT
 from minisandbox.errors import InvalidValue
 from minisandbox.models import Completion, Message, Request, Sampling
 from minisandbox.testing import AsyncFakeSandbox

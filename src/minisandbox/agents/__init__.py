@@ -13,8 +13,10 @@ from minisandbox.agents.actions import (
 )
 from minisandbox.agents.baselines import EmptyAgent, OracleAgent
 from minisandbox.agents.bash import BashAgent
+from minisandbox.agents.command import AgentFailed, AgentRecipe, CommandAgent, load_recipe, recipe_names
 from minisandbox.agents.formats import FORMATS, ActionFormat
 from minisandbox.agents.options import AgentOptions
+from minisandbox.agents.record import Record, Step, Turn, TurnPatch
 from minisandbox.agents.registry import AGENTS, open_agent
 from minisandbox.agents.replay import InShell, ReplayAgent
 from minisandbox.agents.session import (
@@ -25,11 +27,7 @@ from minisandbox.agents.session import (
     AgentLimits,
     Ending,
     LimitReached,
-    Record,
     Session,
-    Step,
-    Turn,
-    TurnPatch,
 )
 
 __all__ = [
@@ -41,10 +39,13 @@ __all__ = [
     "Action",
     "ActionFormat",
     "Agent",
+    "AgentFailed",
     "AgentLimits",
     "AgentOptions",
+    "AgentRecipe",
     "Bash",
     "BashAgent",
+    "CommandAgent",
     "Create",
     "Edit",
     "EmptyAgent",
@@ -63,5 +64,7 @@ __all__ = [
     "Turn",
     "TurnPatch",
     "View",
+    "load_recipe",
     "open_agent",
+    "recipe_names",
 ]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from minisandbox.agents.baselines import EmptyAgent, OracleAgent
 from minisandbox.agents.bash import BashAgent
+from minisandbox.agents.command import CommandAgent, load_recipe
 from minisandbox.agents.options import AgentOptions
 from minisandbox.agents.replay import ReplayAgent
 from minisandbox.agents.session import Agent
@@ -49,8 +50,9 @@ def open_agent(name: str, options: AgentOptions | None = None) -> Agent:
     """Create an agent.
 
     Args:
-        name: ``bash``, ``oracle``, ``empty`` or ``replay``; the name of a plug-in; or ``package.module:Class``.
-            Plug-ins and imported classes are called with ``options.extra`` as keyword arguments.
+        name: ``bash``, ``oracle``, ``empty`` or ``replay``; ``command:RECIPE`` (:func:`.load_recipe`); the name of a
+            plug-in; or ``package.module:Class``. Plug-ins and imported classes are called with ``options.extra`` as
+            keyword arguments.
         options: the agent's options; None for the defaults.
 
     Raises:
@@ -59,11 +61,16 @@ def open_agent(name: str, options: AgentOptions | None = None) -> Agent:
     """
     options = options or AgentOptions()
     entry = _AGENTS.get(name)
+    command, _, recipe = name.partition(":")
+    if command == "command":
+        entry = _Entry(lambda _: CommandAgent(load_recipe(recipe)), frozenset())
     accepted = entry.options if entry else frozenset({"extra"})
     plugin = load_plugin("agents", name, AGENTS) if entry is None and ":" not in name else None
     if entry is None and plugin is None and ":" not in name:
         names = (*AGENTS, *plugin_names("agents", AGENTS))
-        raise NotFound(f"there is no agent {name!r}", hint=f"use {', '.join(names)}, or package.module:Class")
+        raise NotFound(
+            f"there is no agent {name!r}", hint=f"use {', '.join(names)}, command:RECIPE or package.module:Class"
+        )
     rejected = sorted(options.given() - accepted)
     if rejected:
         option = "agent_option" if rejected[0] == "extra" else rejected[0]

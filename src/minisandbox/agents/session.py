@@ -14,24 +14,20 @@ from typing import Literal, Protocol
 
 from minisandbox.agents.actions import Edit
 from minisandbox.agents.edits import EditError, carry_out, command_of
+from minisandbox.agents.record import MOST_PATCH, Record, Step, TurnPatch, shortened
 from minisandbox.errors import FileAccessError, InvalidValue, MiniSandboxError
-from minisandbox.models import Completion, Message, Model, Request, Sampling, TokenGraph, TokenRow
-from minisandbox.models.dialect import for_history
+from minisandbox.models import Completion, Message, Model, Request, Sampling
 from minisandbox.models.protocol import QueueTime, prompt_tokens
 from minisandbox.sandbox import AsyncSandbox, AsyncShell
 from minisandbox.tasks import Task
 from minisandbox.types import ExecResult, Outcome
 
-KEPT_OUTPUT = 64 << 10
-"""Maximum bytes of stdout, and of stderr, that a record keeps per command: half from the head, half from the tail."""
 _TICK = 0.02
 """Minimum seconds between two checks of a deadline, which queues can postpone."""
 _TOKENS_PER_BYTE = 1 / 3
 """Minimum estimate of tokens per byte; tokenizers encode code and English with 3 to 4 bytes per token."""
 _PER_MESSAGE = 16
 """Maximum number of tokens that a chat template adds to a message."""
-_MARKER = b"\n[... %d bytes dropped ...]\n"
-"""The line between the head and tail of shortened output, the same as the sandbox's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,106 +89,6 @@ class LimitReached(MiniSandboxError):
         self.exit_status = EXIT_OF_LIMIT[limit]
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One response of the model.
-
-    Attributes:
-        message: the response's index in the history.
-        completion: the response without tokens, because the record's graph stores each token once.
-        began: seconds from the start of the session to the request.
-        queued: seconds for which the request waited in queues.
-    """
-
-    message: int
-    completion: Completion
-    began: float
-    queued: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One command of an agent, and its result.
-
-    Attributes:
-        command: the command as given; for an edit, the tool's name and the arguments as JSON.
-        result: the result, with at most :data:`KEPT_OUTPUT` bytes of each stream. The agent saw all output that the
-            sandbox keeps.
-        turn: the number of responses before the command.
-        began: seconds from the start of the session to the start of the command.
-        stateful: whether the command ran in the session's shell, which keeps its state between commands.
-    """
-
-    command: str | tuple[str, ...]
-    result: ExecResult
-    turn: int = 0
-    began: float = 0.0
-    stateful: bool = False
-
-
-MOST_PATCH = 64 << 10
-"""Maximum bytes of a turn's patch that is recorded."""
-
-
-@dataclass(frozen=True, slots=True)
-class TurnPatch:
-    """The workspace's changes after a turn, recorded only if they differ from those after the previous turn.
-
-    Attributes:
-        turn: the number of responses before the patch was taken.
-        patch: the patch; None if it is too large, or could not be taken.
-        detail: why there is no patch, or "".
-    """
-
-    turn: int
-    patch: bytes | None
-    detail: str = ""
-
-
-@dataclass(slots=True)
-class Record:
-    """The record of an agent's work. It only grows, so it is complete even if the agent is stopped.
-
-    Attributes:
-        messages: the history of the conversation.
-        turns: the model's responses.
-        steps: the commands.
-        tokens: the tokens read and sampled.
-        patches: the workspace's changes after each turn that changed it.
-    """
-
-    messages: list[Message] = field(default_factory=list)
-    turns: list[Turn] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
-    tokens: TokenGraph = field(default_factory=TokenGraph)
-    patches: list[TurnPatch] = field(default_factory=list)
-    _with_tokens: list[int] = field(default_factory=list)
-
-    def add(
-        self, completion: Completion, began: float, tools: Sequence[Mapping[str, object]] = (), queued: float = 0.0
-    ) -> None:
-        """Append a response of the model, in a form that engines accept in the history of further requests.
-
-        Args:
-            completion: the response.
-            began: seconds from the start of the session to the request.
-            tools: the tools offered to the model.
-            queued: seconds for which the request waited in queues.
-        """
-        if completion.tokens is not None:
-            self.tokens.add(completion.tokens)
-            self._with_tokens.append(len(self.turns))
-        # Store tokens only in the graph: each prompt repeats the earlier ones, so whole prompts take quadratic space.
-        completion = replace(completion, tokens=None, message=for_history(completion.message, tools))
-        self.turns.append(Turn(len(self.messages), completion, began, queued))
-        self.messages.append(completion.message)
-
-    def rows(self) -> tuple[TokenRow, ...]:
-        """Return the training rows; their turns are indices of ``turns``."""
-        turns = self._with_tokens
-        return tuple(replace(row, turns=tuple(turns[index] for index in row.turns)) for row in self.tokens.rows())
-
-
 class Session:
     """Give an agent access to the sandbox and the model, and record its work.
 
@@ -239,8 +135,19 @@ class Session:
         self._began = clock()
         self._used = {"tokens": 0.0, "cost": 0.0}
         self._queued = 0.0
+        self._pending = 0
         self._queue = QueueTime()  # time that the pending request has waited in queues
         self._shell: AsyncShell | None = None
+
+    @property
+    def name(self) -> str:
+        """The rollout's name."""
+        return self._name
+
+    @property
+    def model(self) -> Model | None:
+        """The model; None for agents without a model."""
+        return self._model
 
     @property
     def limits(self) -> AgentLimits:
@@ -294,29 +201,41 @@ class Session:
                 reached before the response.
             ModelError: the model gave no usable response.
         """
+        await self.record_patch()
+        began = self.elapsed
+        request = Request(tuple(self.record.messages), tuple(tools), self.next_sampling(), self._name)
+        limit = self._limits.context
+        if limit is not None and (self.left()["context"] <= 0 or self._prompt_size(request, limit) >= limit):
+            raise self._reached("context")
+        completion = await self.complete(request)
+        self.record.add(completion, began, tools, request.queue.seconds)
+        return completion
+
+    async def complete(self, request: Request) -> Completion:
+        """Let the model respond to a request that is not recorded; the rollout's limits apply, except for the context.
+
+        Raises:
+            LimitReached: a limit allows no further response.
+            ModelError: the model gave no usable response.
+        """
         if self._model is None:
             raise InvalidValue("this agent needs a model", hint="give one: --model and --api-base, or --model local")
         for name, remaining in self.left().items():
-            if remaining <= 0:
+            if remaining <= 0 and name != "context":
                 raise self._reached(name)
-        await self.record_patch()
-        began = self.elapsed
-        request = Request(tuple(self.record.messages), tuple(tools), self._next_sampling(), self._name)
-        if (
-            self._limits.context is not None
-            and self._prompt_size(request, self._limits.context) >= self._limits.context
-        ):
-            raise self._reached("context")
-        self._queue = request.queue
+        is_first, self._pending = not self._pending, self._pending + 1
+        if is_first:  # parallel requests of sub-agents wait at the same time
+            self._queue = request.queue
         try:
             async with self._until_deadline():
                 completion = await self._model.complete(request)
         finally:
-            queued, self._queue = request.queue.seconds, QueueTime()
-            self._queued += queued
+            self._pending -= 1
+            if is_first:
+                self._queued += request.queue.seconds
+                self._queue = QueueTime()
         self._used["tokens"] += completion.usage.completion
         self._used["cost"] += completion.cost
-        self.record.add(completion, began, tools, queued)
         return completion
 
     async def perform(
@@ -326,6 +245,8 @@ class Session:
         timeout: float | None,
         stdin: str | bytes | None = None,
         stateful: bool = False,
+        env: Mapping[str, str] | None = None,
+        shown: str | None = None,
     ) -> ExecResult:
         """Run a command in the sandbox and record it. A failed command is a normal result, not an exception.
 
@@ -334,7 +255,9 @@ class Session:
             timeout: time limit in seconds; the rollout's remaining time applies if it is shorter.
             stdin: the command's standard input; empty if None.
             stateful: whether to run the command in the session's shell, which keeps its directory and variables. The
-                shell takes only shell code, without stdin.
+                shell takes only shell code, without stdin and ``env``.
+            env: further variables of the command; they are not recorded.
+            shown: the command for the record, if it differs, for instance because of secrets.
 
         Raises:
             LimitReached: the rollout's time limit was reached first; the command was killed and recorded.
@@ -345,11 +268,14 @@ class Session:
         began = self.elapsed
         try:
             result = await (
-                self._in_shell(command, limit) if stateful else self.box.exec(command, timeout=limit, stdin=stdin)
+                self._in_shell(command, limit)
+                if stateful
+                else self.box.exec(command, timeout=limit, stdin=stdin, env=env)
             )
         except FileAccessError as error:  # the agent removed the workdir, or denied access to it
             result = _result(command, 126, stderr=error.what)
-        self.record.steps.append(Step(command, _shortened(result), len(self.record.turns), began, stateful))
+        command = command if shown is None else shown
+        self.record.steps.append(Step(command, shortened(result), len(self.record.turns), began, stateful))
         if result.outcome is Outcome.TIMEOUT and limit != timeout:
             raise self._reached("seconds")
         return result
@@ -367,7 +293,7 @@ class Session:
                 result = _result(command_of(edit), 0, stdout=await carry_out(edit, self.box.files))
             except EditError as error:
                 result = _result(command_of(edit), 1, stderr=error.what)
-        self.record.steps.append(Step(result.command, _shortened(result), len(self.record.turns), began))
+        self.record.steps.append(Step(result.command, shortened(result), len(self.record.turns), began))
         return result
 
     async def record_patch(self) -> None:
@@ -401,7 +327,7 @@ class Session:
                 self._shell = await self.box.shell()
         return await self._shell.run(command, timeout=timeout)
 
-    def _next_sampling(self) -> Sampling:
+    def next_sampling(self) -> Sampling:
         """Return the sampling options of the next response, with its own seed and at most the remaining tokens.
 
         If all responses shared a seed, the rollouts of a group would be equal.
@@ -500,28 +426,6 @@ def _bytes_of(messages: Iterable[Message]) -> int:
 def _result(command: str | tuple[str, ...], status: int, *, stdout: str = "", stderr: str = "") -> ExecResult:
     stdout_bytes, stderr_bytes = (text.encode("utf-8", "surrogateescape") for text in (stdout, stderr))
     return ExecResult(command, Outcome.EXITED, status, None, stdout_bytes, stderr_bytes)
-
-
-def _shortened(result: ExecResult) -> ExecResult:
-    """Return a result with only the head and tail of its output, because hundreds of records are in memory at once."""
-    stdout, dropped_stdout = _ends(result.stdout_bytes, result.dropped_stdout)
-    stderr, dropped_stderr = _ends(result.stderr_bytes, result.dropped_stderr)
-    return replace(
-        result, stdout_bytes=stdout, stderr_bytes=stderr, dropped_stdout=dropped_stdout, dropped_stderr=dropped_stderr
-    )
-
-
-def _ends(output: bytes, dropped_count: int) -> tuple[bytes, int]:
-    """Return the head and tail of output, and the total number of dropped bytes."""
-    if len(output) <= KEPT_OUTPUT:
-        return output, dropped_count
-    # The sandbox's marker is in the middle, which is dropped.
-    marker_length = len(_MARKER % dropped_count) if dropped_count else 0
-    total_count = dropped_count + len(output) - marker_length - KEPT_OUTPUT
-    if total_count <= dropped_count:  # only the marker exceeds the limit
-        return output, dropped_count
-    half = KEPT_OUTPUT // 2
-    return output[:half] + _MARKER % total_count + output[-half:], total_count
 
 
 SUBMITTED = "submitted"

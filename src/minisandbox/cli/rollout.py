@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from minisandbox.agents import Agent, AgentLimits, open_agent
+from minisandbox.agents import Agent, AgentLimits, CommandAgent, open_agent
 from minisandbox.cli.common import exits
 from minisandbox.cli.common.builds import Builder
 from minisandbox.cli.common.output import Progress as Output
@@ -55,6 +55,7 @@ from minisandbox.models import Budget, ModelOptions, Sampling, open_model
 from minisandbox.rollouts import Budgets, Progress, RunReader, Setup, Summary, load_replay, run_batch
 from minisandbox.rollouts.batch import DRAIN
 from minisandbox.rollouts.cluster import Cluster
+from minisandbox.rollouts.rollout import install
 from minisandbox.rollouts.setup import DEADLINE
 from minisandbox.store import Store
 from minisandbox.tasks import Task, TaskSet
@@ -119,6 +120,8 @@ def run(args: argparse.Namespace) -> int:
     with Output(quiet=args.quiet) as output:
         cluster = _cluster(args, model, budget, output)
         builder = Builder(Store.open(), output, args.repo_mirrors, backend) if cluster is None else None
+        if builder is not None and isinstance(agent, CommandAgent):
+            install(agent, builder.store, builder.report)
         remaining_builds = (lambda: builder.remaining) if builder is not None else str
         display = Display(output, agent.name, quiet=args.quiet or args.json, remaining_builds=remaining_builds)
         reporter = BackgroundReporter(_print_json_line if args.json else display.record)
@@ -170,6 +173,8 @@ def _setup(args: argparse.Namespace, agent: Agent, model_choice: ModelOptions | 
     """Return the setup of the rollouts, and open its model with the remaining budget."""
     options = agent_options(args)
     configuration: dict[str, object] = {"agent": args.agent, **plain_fields(options)}
+    if isinstance(agent, CommandAgent):
+        configuration["agent_version"] = agent.recipe.version
     limits, grading = agent_limits(args), grading_options(args)
     model = None
     if model_choice is not None:

@@ -157,7 +157,8 @@ class _Gateway:
     def _register(self, message: dict[str, Any], listener: int, init_pidfd: int, reports: int, counter: int) -> None:
         """Serve a sandbox until its pid 1 exits."""
         allow_rules = rules.Rules(tuple(message["hosts"]), bool(message["private"]))
-        terms = proxy.ProxyTerms(allow_rules, rules.Upstream(*message["upstream"]), float(message["unused"]))
+        server = rules.parse_authority(message["hosts"][0]) if message["server"] else None
+        terms = proxy.ProxyTerms(allow_rules, rules.Upstream(*message["upstream"]), float(message["unused"]), server)
         sandbox = _Sandbox(terms, listener, init_pidfd, proxy.Reports(socket.socket(fileno=reports), counter))
         self._capacity -= 1
         self._watch(init_pidfd, lambda _: self._release(sandbox))

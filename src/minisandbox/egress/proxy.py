@@ -36,6 +36,8 @@ _CHUNK = 1 << 16
 _CONNECT_PATIENCE = 10.0
 _HEAD_PATIENCE = 30.0
 _IDLE_PATIENCE = 300.0
+_SERVER_PATIENCE = 3600.0
+"""Idle timeout of connections to the sandbox's server: a model's response may come in one piece after many minutes."""
 _LINGER = 1.0
 _MOST_LEFT = 16
 _LINES = 100
@@ -53,11 +55,13 @@ class ProxyTerms:
         allowed: hosts that the sandbox may reach.
         upstream: the upstream proxies of this machine.
         unused: seconds without a connection after which the proxy exits.
+        server: the destination of requests to the proxy's own address; None refuses these requests.
     """
 
     allowed: rules.Rules
     upstream: rules.Upstream
     unused: float
+    server: rules.HostPort | None = None
 
 
 class Reports:
@@ -200,7 +204,7 @@ class SandboxProxy:
                 async with asyncio.timeout(_HEAD_PATIENCE):
                     head = await client.read_head()
                 if head:
-                    await self._carry_out(client, rules.parse_request(head))
+                    await self._carry_out(client, rules.parse_request(head, server=self._terms.server))
             except rules.RefusedError as refused:
                 self._reports.refused(str(refused))
                 await client.answer(_refusal(refused.public_message))
@@ -223,9 +227,10 @@ class SandboxProxy:
                     server = await self._connect_through(hop, request)
         except TimeoutError:
             raise _UnreachableError(f"{request.target} does not answer") from None
+        client.patience = server.patience = _SERVER_PATIENCE if self._terms.server else _IDLE_PATIENCE
         with server.connection:
             try:
-                async with asyncio.timeout(_IDLE_PATIENCE) as deadline:
+                async with asyncio.timeout(client.patience) as deadline:
                     client.deadline = server.deadline = deadline
                     if is_tunnel:
                         await self._tunnel(client, server, request.target)
@@ -384,12 +389,14 @@ class _Peer:
     Attributes:
         data: received bytes that no method has consumed yet.
         deadline: idle timeout, which is extended with each piece that is sent.
+        patience: seconds of the idle timeout.
     """
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.data = b""
         self.deadline: asyncio.Timeout | None = None
+        self.patience = _IDLE_PATIENCE
         self._loop = asyncio.get_running_loop()
 
     async def fill(self) -> None:
@@ -445,7 +452,7 @@ class _Peer:
         """Send all data, then yield to other tasks, because two fast peers must not monopolise the event loop."""
         await self._loop.sock_sendall(self.connection, data)
         if self.deadline is not None:
-            self.deadline.reschedule(self._loop.time() + _IDLE_PATIENCE)
+            self.deadline.reschedule(self._loop.time() + self.patience)
         await asyncio.sleep(0)
 
     async def answer(self, data: bytes) -> None:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from minisandbox.launch.setup import PROXY_PORT
+
 REFUSED = "refused: "
 """Prefix of the report of a refusal."""
 MOST_HEAD = 1 << 16
@@ -92,6 +94,10 @@ class HostPort(NamedTuple):
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+OWN = HostPort("127.0.0.1", PROXY_PORT)
+"""The proxy's address inside a sandbox."""
 
 
 def parse_authority(text: str, default_port: int | None = None) -> HostPort:
@@ -253,11 +259,12 @@ class ProxyRequest:
         return "\r\n".join((*lines, "Connection: close", "", "")).encode("latin-1")
 
 
-def parse_request(head: bytes) -> ProxyRequest:
+def parse_request(head: bytes, *, server: HostPort | None = None) -> ProxyRequest:
     """Parse the head of a request.
 
     Args:
         head: the request up to, but without, the empty line.
+        server: the destination of requests to the proxy's own address; None refuses these requests.
 
     Raises:
         RefusedError: the request is ambiguous, malformed, or not for a proxy.
@@ -271,15 +278,19 @@ def parse_request(head: bytes) -> ProxyRequest:
     if method == "CONNECT":
         if any(name in ("content-length", "transfer-encoding") for name, _ in fields):
             raise RefusedError("CONNECT with a body")
-        return ProxyRequest(method, parse_authority(target), "", ())
+        tunnel_end = parse_authority(target)
+        return ProxyRequest(method, server if server and tunnel_end == OWN else tunnel_end, "", ())
     if method in _ECHOES:
         raise RefusedError(f"{method}: its answer repeats the request, in which a proxy's password may be")
+    if server is not None and target.startswith("/"):
+        target = f"http://{OWN}{target}"
     absolute = _ABSOLUTE.fullmatch(target)
     if absolute is None:
         raise RefusedError(f"{method} {shown(target)}: this proxy takes CONNECT host:port and http:// requests")
     destination = parse_authority(absolute[1], 80)
     _check_host(fields, destination, is_required=match[3] == b"1")
     path = absolute[2] if absolute[2].startswith("/") else f"/{absolute[2]}"
+    destination = server if server and destination == OWN else destination
     length = _body_length(fields, is_http_1_1=match[3] == b"1")
     return ProxyRequest(method, destination, path, _forwarded_fields(fields), length, f"1.{match[3].decode()}")
 

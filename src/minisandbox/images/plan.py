@@ -361,8 +361,8 @@ class Chain:
             case r.Run():
                 run_step = self._placed(build_steps.command_step(step, workdir))
                 self._append(replace(run_step, user=step.user, workdir=step.workdir or workdir))
-            case r.InstallSystem():
-                self._add(build_steps.system_step(step))
+            case r.InstallSystem() | r.InstallAgent():
+                self._add(self._program_step(step))
             case r.InstallPython():
                 self.interpreter = self.planner.interpreter(step.python)
                 self.environment |= _python_variables()
@@ -379,6 +379,11 @@ class Chain:
                 self.tests = self.side_steps[-1].key
             case r.CutHistory():
                 self._cut(step)
+
+    def _program_step(self, step: r.InstallSystem | r.InstallAgent) -> BuildStep:
+        if isinstance(step, r.InstallSystem):
+            return build_steps.system_step(step)
+        return build_steps.agent_step(step, self.planner.interpreter(build_steps.AGENT_PYTHON))
 
     def origin(self, base: r.OciBase | r.StageBase) -> tuple[str, tuple[str, ...]]:
         """Plan an image or stage to copy from, and add its steps as side steps; return its key and layers."""

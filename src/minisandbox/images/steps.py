@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from minisandbox.images.scripts import IMAGE, RANKS, script
 from minisandbox.images.sources.localsource import SourceSnapshot
 from minisandbox.images.sources.mirrors import Mirrors, origin
 from minisandbox.images.sources.sdist import fetch_sdist
+from minisandbox.index_settings import npm_files, npm_variables
 from minisandbox.patches import explain_line_endings, parse_patch, touched_files
 from minisandbox.sandbox.controller import current_controller
 from minisandbox.spec import EVERYTHING, TORCH_BACKEND, IndexView, InstallSystem
@@ -29,6 +31,10 @@ from minisandbox.store.disk.faults import store_faults
 from minisandbox.types import JSONValue
 
 ENVIRONMENT = "/opt/miniconda3/envs/testbed"
+AGENT = "/opt/minisandbox/agent"
+"""The directory of an agent's program."""
+AGENT_PYTHON = ">=3.10"
+_BUILD_PYTHON = "/var/tmp/python"  # noqa: S108 - in the sandbox, removed with it
 DESCRIBED = "described"
 """Name of the fact of a source layer with the ``git describe`` output for its commit."""
 MERGED = "merged"
@@ -71,6 +77,33 @@ def python_step(step: r.InstallPython, interpreter: Interpreter) -> BuildStep:
         return replace(run, mounts=mount_points([(staging / "prefix", "prefix")]))
 
     return _sandboxed("python", definition, prepare, f"{interpreter.version} ({'copy' if is_copied else 'venv'})")
+
+
+def agent_step(step: r.InstallAgent, interpreter: Interpreter) -> BuildStep:
+    """Return the step that installs an agent's program; npm uses the user's configuration."""
+    script_text = step_script("install", "agent", AGENT=AGENT)
+    definition: dict[str, JSONValue] = {"kind": "agent", "scripts": _digest(script_text), "title": step.title}
+    if step.python:
+        definition |= {"python": list(step.python), "interpreter": [interpreter.version, interpreter.stamp]}
+    if step.npm:
+        definition |= {"npm": list(step.npm), "node": step.node}
+    files = (("requirements.txt", "\n".join(step.python).encode()), ("npm.txt", " ".join(step.npm).encode()))
+
+    def prepare(staging: Path) -> SandboxRun:
+        variables = {
+            "AGENT_PYTHON": "yes" if step.python else "", "BUILD_PYTHON": _BUILD_PYTHON, "NODE": step.node,
+            "SYSTEM_PYTHON": str(interpreter.executable), **npm_variables(os.environ),
+        }  # fmt: skip
+        mounts = [(path, "npmrc") for path in npm_files(os.environ)]
+        if interpreter.own_prefix and (step.python or step.npm):
+            with store_faults(f"copy Python {interpreter.version} from {interpreter.prefix}"):
+                copy_prefix(interpreter, staging / "prefix", f"{AGENT}/python" if step.python else _BUILD_PYTHON)
+            mounts.append((staging / "prefix", "prefix"))
+        commands = (_bash("agent", script_text),)
+        run = SandboxRun(commands, files, mount_points(mounts), variables, host=bool(step.npm))
+        return _with_uv(run, EVERYTHING)
+
+    return _sandboxed("agent", definition, prepare, step.title)
 
 
 def requirements_step(step: r.InstallRequirements, interpreter: Interpreter) -> BuildStep:

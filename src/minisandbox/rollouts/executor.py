@@ -117,14 +117,14 @@ class Executor:
 
     async def run(self, todo: list[Job], owner: JobOwner) -> None:
         """Build the images of the jobs, and run each job when its image is ready."""
-        async with asyncio.TaskGroup() as group:
+        async with self._setup.serving(), asyncio.TaskGroup() as group:
             self._start_workers(group, owner, len(todo))
             await self._provide(todo)
             self._queue.put_nowait(None)
 
     async def serve(self, owner: JobOwner) -> None:
         """Run the jobs given to :meth:`put`, until :meth:`drain`."""
-        async with asyncio.TaskGroup() as group:
+        async with self._setup.serving(), asyncio.TaskGroup() as group:
             self._start_workers(group, owner, self._budgets.workers)
 
     def put(self, jobs: list[Job]) -> None:
@@ -258,7 +258,7 @@ class Executor:
 
         async def make() -> AsyncSandbox:
             async with self._starts:
-                box = await make_box(image, job.task, setup.limits)
+                box = await make_box(image, job.task, setup)
             job.stage = "agent"
             return box
 

@@ -8,9 +8,10 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import wait
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minisandbox.agents import EXIT_ERROR, SUBMITTED, Agent, Ending, LimitReached, Session
+from minisandbox.agents import EXIT_ERROR, SUBMITTED, Agent, AgentFailed, CommandAgent, Ending, LimitReached, Session
 from minisandbox.errors import (
     BudgetExceeded,
     CommandFailed,
@@ -32,10 +33,11 @@ from minisandbox.sandbox.io_async import call_blocking
 from minisandbox.sandbox.tracking import track_changes
 from minisandbox.tasks import ScriptGrader, Task
 from minisandbox.trajectories import Failure, Trajectory
-from minisandbox.types import ImageSpec, Limits
+from minisandbox.types import ImageSpec, Limits, Network
 
 if TYPE_CHECKING:
-    from minisandbox.images import Image
+    from minisandbox.images import Image, Progress
+    from minisandbox.store import Store
 
 EXIT_API = "exit_api"
 """The exit status after an error of the model's server."""
@@ -98,7 +100,8 @@ async def rollout_async(task: Task, image: Image, setup: Setup, *, attempt: int 
         The record. After an infrastructure error, ``failure`` contains the error, and ``finished`` is False.
     """
     state = RolloutState(task, (image.name, image.key), setup, attempt)
-    await work(state, lambda: make_box(image, task, setup.limits))
+    async with setup.serving():
+        await work(state, lambda: make_box(image, task, setup))
     cancellation, grader = Cancellation(), Threads(1, "grade")
     grading = grader.submit(finish, state, image, cancellation=cancellation)
     grader.close()
@@ -130,15 +133,25 @@ def unreached(
     return state.trajectory(None)
 
 
-async def make_box(image: Image, task: Task, limits: Limits | None) -> AsyncSandbox:
-    """Create an agent's sandbox and start it. Without ``limits``, the task's own limits apply.
+async def make_box(image: Image, task: Task, setup: Setup) -> AsyncSandbox:
+    """Create an agent's sandbox and start it. Without limits in the setup, the task's own limits apply.
+
+    A command-line agent's program is installed at the first call, and added to the image as a layer on top.
 
     Raises:
         MiniSandboxError: the sandbox cannot be created, or its entrypoint exited.
         OSError: the sandbox cannot be created.
     """
-    spec = await asyncio.get_running_loop().run_in_executor(None, image.spec)
-    box = await AsyncSandbox.create(spec, limits=task.needs.limits(limits), network=task.needs.network)
+    spec, network = await asyncio.get_running_loop().run_in_executor(None, image.spec), task.needs.network
+    if isinstance(agent := setup.agent, CommandAgent):
+        if network != Network.off():
+            raise InvalidValue(
+                f"{task.instance_id} needs a network, and the agent {agent.name!r} reaches only the model",
+                hint="use an agent of MiniSandbox: --agent bash",
+            )
+        layers = await asyncio.get_running_loop().run_in_executor(None, install, agent, image.store)
+        spec, network = replace(spec, layers=(*spec.layers, *layers)), agent.network
+    box = await AsyncSandbox.create(spec, limits=task.needs.limits(setup.limits), network=network)
     if task.needs.directories or task.needs.entrypoint:
         try:
             await call_blocking(lambda: start_up(Sandbox.attach(box.id), task, spec))
@@ -146,6 +159,21 @@ async def make_box(image: Image, task: Task, limits: Limits | None) -> AsyncSand
             await box.stop()
             raise
     return box
+
+
+def install(agent: CommandAgent, store: Store, progress: Progress | None = None) -> list[Path]:
+    """Install a command-line agent in a store, as an image of its own; return the layers for other images.
+
+    Raises:
+        MiniSandboxError: the installation failed.
+    """
+    from minisandbox.images import build  # noqa: PLC0415 - other agents need no build
+
+    recipe = agent.recipe.image()
+    if recipe is None:
+        return []
+    image = build(recipe, store=store, name=f"agent-{agent.recipe.title.replace(' ', '-')}", progress=progress)
+    return [store.layer_tree(key) for key in image.layers[1:]]
 
 
 # --- the agent's part ------------------------------------------------------------------------------------------------
@@ -221,6 +249,8 @@ def _conclude(state: RolloutState, error: Exception) -> None:
             state.fail("model", error, exit_status=EXIT_COST)
         case ModelError():
             state.fail("model", error, exit_status=EXIT_API)
+        case AgentFailed():
+            state.fail("agent", error, exit_status=error.exit_status)
         case HostError() | SandboxGone():
             state.fail("agent", error)
         case _:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-from minisandbox.agents import Agent, AgentLimits
+from minisandbox.agents import Agent, AgentLimits, CommandAgent
 from minisandbox.errors import InvalidValue
 from minisandbox.grade import ONCE, confirmed_share
 from minisandbox.models import Model, Sampling
@@ -91,6 +92,15 @@ class Setup:
     def seconds(self) -> float:
         """Seconds after which the agent is stopped. The session enforces the agent's time limit a little earlier."""
         return min(self.deadline, (self.agent_limits.seconds or self.deadline) + _GRACE)
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """Serve the model to a command-line agent while the block runs; other agents need no server."""
+        if isinstance(self.agent, CommandAgent) and self.model is not None:
+            async with self.agent.serving(self.model):
+                yield
+        else:
+            yield
 
     def sampling_table(self) -> dict[str, object]:
         """Return the sampling options as a trajectory stores them; empty without a model."""

@@ -78,6 +78,8 @@ def _turns(trajectory: Trajectory) -> list[dict[str, object]]:
     history = _history(trajectory)
     turns: list[dict[str, object]] = []
     for number, turn in enumerate(trajectory.turns):
+        if turn.message < 0:  # a side request of a command-line agent
+            continue
         message = trajectory.messages[turn.message]
         steps = _of_turn(trajectory, number)
         after = _after(trajectory, number)
@@ -162,7 +164,8 @@ def _of_turn(trajectory: Trajectory, turn: int) -> Sequence[StepRecord]:
 def _after(trajectory: Trajectory, turn: int) -> int:
     """Return the index of the next response in the messages, or the number of messages if there is none."""
     turns: Sequence[TurnRecord] = trajectory.turns
-    return turns[turn + 1].message if turn + 1 < len(turns) else len(trajectory.messages)
+    later = (entry.message for entry in turns[turn + 1 :] if entry.message >= 0)
+    return next(later, len(trajectory.messages))
 
 
 def _command(step: StepRecord) -> str:

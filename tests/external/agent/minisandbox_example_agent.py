@@ -1,9 +1,13 @@
-"""An agent: write a text that an option names."""
+"""An agent that writes a text, and the recipe of a command-line agent."""
 
 from __future__ import annotations
 
-from minisandbox.agents import Ending, Session
+from minisandbox.agents import AgentRecipe, Ending, Session
 from minisandbox.tasks import Task
+
+TYPIST = AgentRecipe(
+    "typist", "1.0", ("typist", "{message}"), npm=("typist@1.0.0",), environment={"OPENAI_API_KEY": "{key}"}
+)
 
 
 class Writer:

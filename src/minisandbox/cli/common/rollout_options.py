@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import get_args
 
 from minisandbox.agents import AGENTS, AgentLimits, AgentOptions
+from minisandbox.agents.command.recipe import bundled_recipes
 from minisandbox.cli.common.fields import FieldOption, options_of, parse_pair, read_options
 from minisandbox.errors import InvalidValue
 from minisandbox.models import ModelOptions, Prices, Sampling
@@ -25,7 +26,7 @@ LIMIT_OPTIONS = options_of(
 def add_agent_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare ``--agent``, the agents' options and the limits of a rollout."""
     group = parser.add_argument_group("the agent")
-    names = f"{', '.join(AGENTS)}, an agent of another package, or package.module:Class"
+    names = f"{', '.join(AGENTS)}, command:RECIPE ({', '.join(bundled_recipes())}, or a file), package.module:Class"
     group.add_argument("--agent", required=True, metavar="NAME", help=names)
     for option in AGENT_OPTIONS:
         option.add(group)

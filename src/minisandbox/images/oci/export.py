@@ -33,6 +33,8 @@ from minisandbox.store.disk.faults import store_faults
 from minisandbox.store.sizes import stack_of
 from minisandbox.types import JSONValue
 
+AGENT = "agent"
+"""The note of images with the program of an agent: the name of the step that installs it."""
 _CONFIG = "application/vnd.oci.image.config.v1+json"
 _LAYER = "application/vnd.oci.image.layer.v1.tar"
 
@@ -114,8 +116,15 @@ def check_portable(image: ImageRecord, *, private: bool) -> None:
     """Check that other machines can run an image; a private copy may depend on the host's ``/usr``.
 
     Raises:
-        InvalidValue: the image depends on the host's ``/usr``, and the export is not private.
+        InvalidValue: the image depends on the host's ``/usr``, and the export is not private; or it has an agent's
+            program.
     """
+    if AGENT in image.notes:
+        raise InvalidValue(
+            f"image {image.name} has the program of an agent: {image.notes[AGENT]}",
+            reason="its licence may forbid copies, and every machine can install it from its registry",
+            hint="leave this image out; images of tasks never contain an agent's program",
+        )
     if not (image.own_root or private):
         raise InvalidValue(
             f"image {image.name} has no /usr of its own, so no container engine can run it",
