@@ -57,7 +57,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "trajectories": ("tasks", "grade", "models", "agents"),
     "rollouts": BELOW_ROLLOUTS,
     "train": ("trajectories", "rollouts", "models", "tasks", "agents", "grade"),
-    "view": ("trajectories", "rollouts", "models", "grade", "store.", "sandbox."),
+    "view": ("trajectories", "rollouts", "models", "grade", "store", "sandbox."),
 }
 FREE = ("integrations", "cli", "__main__")
 SHARED = (

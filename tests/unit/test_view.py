@@ -15,6 +15,7 @@ from tests.unit.training_tools import PATCH, trajectory
 from minisandbox.errors import NotFound
 from minisandbox.grade import Flag, Reason, Verdict
 from minisandbox.rollouts import RunDirectory
+from minisandbox.store import FailureRecord, Store
 from minisandbox.trajectories import Failure, PatchRecord, StepRecord, Trajectory
 from minisandbox.view import Site
 from minisandbox.view.index import Filter, RunIndex, repository_of, wilson
@@ -292,6 +293,22 @@ def test_a_point_of_a_curve_leads_to_its_rollouts(tmp_path: Path) -> None:
         run.write(trajectory("owner__repo-1"))
     with pytest.raises(NotFound):
         pages.training("plain", 0)
+
+
+def test_the_images_and_sandboxes_of_this_machine(
+    client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINISANDBOX_STORE", str(tmp_path / "store"))
+    assert "None yet" in client.get("/machine").text
+    assert not (tmp_path / "store").exists()
+    store = Store.open(tmp_path / "store")
+    text = HOSTILE.replace("\ud800", "")
+    store.put_failure(FailureRecord("broken", text, "3" * 64, (), (), "/testbed", 1.0, text))
+    page = client.get("/machine").text
+    assert "broken" in page
+    assert SHOWN.replace(r"\ud800", "") in page
+    _Elements().feed(page)
+    assert "<script>alert" not in page
 
 
 # --- a live run ------------------------------------------------------------------------------------------------------

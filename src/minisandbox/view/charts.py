@@ -63,7 +63,7 @@ def curve(points: Sequence[tuple[float, float, str]], label: str) -> Markup:
     def position(x: float, y: float) -> tuple[float, float]:
         across = (x - first) / (last - first) if last > first else 0.5
         up = (y - low) / (high - low) if high > low else 0.5
-        return 44 + across * (_WIDTH - 54), 10 + (1 - up) * (_HEIGHT - 32)
+        return 60 + across * (_WIDTH - 70), 10 + (1 - up) * (_HEIGHT - 32)
 
     positions = [position(x, y) for x, y, _ in finite]
     line = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in positions)
@@ -73,9 +73,9 @@ def curve(points: Sequence[tuple[float, float, str]], label: str) -> Markup:
             x, y, 3 if link else 2, step, value
         )
         dots += Markup('<a href="{}">{}</a>').format(link, dot) if link else dot
-    axes = [(40, 14, f"{high:.4g}"), (40, _HEIGHT - 20, f"{low:.4g}")] if high > low else [(40, 58, f"{high:.4g}")]
+    axes = [(54, 14, f"{high:.4g}"), (54, _HEIGHT - 20, f"{low:.4g}")] if high > low else [(54, 58, f"{high:.4g}")]
     labels = Markup().join(Markup('<text class="y" x="{}" y="{}">{}</text>').format(*axis) for axis in axes)
-    labels += Markup('<text x="44" y="{}">{:g}</text><text class="y" x="{}" y="{}">{:g}</text>').format(
+    labels += Markup('<text x="60" y="{}">{:g}</text><text class="y" x="{}" y="{}">{:g}</text>').format(
         _HEIGHT - 4, first, _WIDTH - 10, _HEIGHT - 4, last
     )
     return Markup('<svg class="curve" viewBox="0 0 {} {}" role="img" aria-label="{}"><path d="{}"/>{}{}</svg>').format(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import datetime
@@ -15,6 +16,9 @@ from markupsafe import Markup
 from minisandbox import __version__
 from minisandbox.errors import NotFound
 from minisandbox.grade import Verdict
+from minisandbox.sandbox import live_sandboxes
+from minisandbox.store import Store, default_root
+from minisandbox.store.overview import image_rows
 from minisandbox.trajectories import Trajectory
 from minisandbox.types import human_size
 from minisandbox.view import charts
@@ -50,6 +54,10 @@ class Links:
     def run(self, key: str, query: str = "") -> str:
         """The page of a run; ``query`` is its filter."""
         return f"/runs/{quote(key, safe='')}{query}"
+
+    def machine(self) -> str:
+        """The page of images and sandboxes."""
+        return "/machine"
 
     def compare(self, first: str, second: str) -> str:
         """The comparison of two runs."""
@@ -123,6 +131,15 @@ class Pages:
         """Render the list of a run's tasks."""
         tasks = self.site.run(key).index.tasks(choice)
         return self.render("tasks.html", title=f"{key}: tasks", run=self.site.run(key), choice=choice, tasks=tasks)
+
+    def machine(self) -> str:
+        """Render the images of this user's store, and the live sandboxes."""
+        root = default_root()
+        images = image_rows(Store.open()) if root.is_dir() else []
+        return self.render(
+            "machine.html", title="Images and sandboxes", root=root, images=images, sandboxes=live_sandboxes(),
+            now=time.time(),
+        )  # fmt: skip
 
     def compare(self, first: str, second: str) -> str:
         """Render the comparison of two runs."""
@@ -260,7 +277,7 @@ def _statement(trajectory: Trajectory) -> str:
 def _changes(
     first: Mapping[str, TaskRow], second: Mapping[str, TaskRow]
 ) -> list[tuple[str, TaskRow | None, TaskRow | None]]:
-    """Return the tasks whose mean rewards differ between two runs, largest change first."""
+    """Return the tasks whose mean rewards differ between two runs: of both first, what became worse first."""
 
     def change(instance_id: str) -> float:
         rows = first.get(instance_id), second.get(instance_id)
@@ -271,7 +288,9 @@ def _changes(
         name for name in first.keys() | second.keys()
         if (a.reward if (a := first.get(name)) else None) != (b.reward if (b := second.get(name)) else None)
     ]  # fmt: skip
-    return [(name, first.get(name), second.get(name)) for name in sorted(differing, key=lambda n: (change(n), n))]
+    shared = first.keys() & second.keys()
+    ordered = sorted(differing, key=lambda name: (name not in shared, change(name), name))
+    return [(name, first.get(name), second.get(name)) for name in ordered]
 
 
 # --- formats of values -----------------------------------------------------------------------------------------------

@@ -149,6 +149,7 @@ def application(site: Site, token: str, host: str) -> ASGIApp:
     rollout = "{attempt:int}/{id:path}"
     routes = [
         Route("/", page(lambda _: pages.runs())),
+        Route("/machine", page(lambda _: pages.machine())),
         Route("/compare", page(lambda r: pages.compare(r.query_params.get("a", ""), r.query_params.get("b", "")))),
         Route("/runs/{key}", page(lambda r: pages.run(r.path_params["key"], Filter.of(r.query_params)))),
         Route("/runs/{key}/tasks", page(lambda r: pages.tasks(r.path_params["key"], Filter.of(r.query_params)))),
