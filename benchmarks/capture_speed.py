@@ -2,7 +2,8 @@
 
 python benchmarks/capture_speed.py [--answers N] [--sessions N] [--seconds S]
 
-The engine answers at once, with token ids, from a process of its own. A conversation has 48 kB of instructions, as of
+The engine answers at once, with token ids, from a process of its own; so does a model in the process of a second proxy.
+A conversation has 48 kB of instructions, as of
 Claude Code, and grows by 2 kB a turn. Requests to the engine and through the proxy alternate. Other work on the machine
 delays both, so the fastest tenth of the delays counts, and the batch of answers with the least CPU time. Then many
 sessions work at once, with an engine that needs some seconds for an answer.
@@ -19,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import time
+from array import array
 from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -26,6 +28,9 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
+
+from minisandbox.models import Completion, Message, Request, Tokens, TokenUsage
+from minisandbox.models.capture import CaptureProxy
 
 INSTRUCTIONS, OUTPUT = "instruction " * 4000, "a line of output\n" * 120
 CASES = ((1, 10), (1, 4010), (20, 200))
@@ -75,8 +80,37 @@ def serve_engine(port: Connection) -> None:
         runner = web.AppRunner(app)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0, backlog=1024).start()
-        port.send(runner.addresses[0][1])
+        port.send(f"http://127.0.0.1:{runner.addresses[0][1]}/v1")
         await asyncio.Event().wait()
+
+    asyncio.run(serve())
+
+
+class InstantModel:
+    """A model in the proxy's process, with the same answers."""
+
+    name = "m"
+
+    async def complete(self, request: Request) -> Completion:
+        """Complete a conversation."""
+        count = request.sampling.max_tokens or 1
+        await asyncio.sleep(request.sampling.seed or 0)
+        prompt = array("i", [7]) * (sum(len(message.content) for message in request.messages) // 4)
+        tokens = Tokens(prompt, array("i", [7]) * count, array("d", [-0.5]) * count)
+        message = Message("assistant", "word" * count)
+        return Completion(message, "stop", TokenUsage(len(prompt), count), tokens, model="m")
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+def serve_model(port: Connection) -> None:
+    """Serve a proxy and its model until the process is ended; send the port."""
+
+    async def serve() -> None:
+        async with CaptureProxy(InstantModel(), open_unknown=True) as proxy:
+            port.send(proxy.base_url)
+            await asyncio.Event().wait()
 
     asyncio.run(serve())
 
@@ -115,41 +149,41 @@ async def converse(
 
 
 def cpu_ms(pid: int) -> float:
-    """Return the CPU time of a process."""
-    user, system = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[11:13]
-    return (int(user) + int(system)) * 1000 / os.sysconf("SC_CLK_TCK")
+    """Return the CPU time of a process's first thread, which does all the work, more precisely than in ticks."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="utf-8").split()[0]) / 1e6
 
 
-async def measure(engine: str, proxy: str, pid: int, args: argparse.Namespace) -> None:
-    """Measure both ways of a request, and print a line for each result."""
-    per_request, urls = [], {"engine": engine, "proxy": proxy}
+async def measure(urls: dict[str, str], pids: dict[str, int], args: argparse.Namespace) -> None:
+    """Measure each way of a request, and print a line for each result."""
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
-        for turns, count in CASES:
-            delays: dict[str, list[float]] = {"engine": [], "proxy": []}
-            times = []
-            for number in range(0, args.answers, BATCH):
-                began = cpu_ms(pid)
-                for part in range(0, BATCH, turns):
-                    key = f"ms-{turns}-{count}-{number}-{part}"
-                    for name, values in (await converse(client, urls, key, (turns, count))).items():
-                        delays[name] += values
-                times.append((cpu_ms(pid) - began) / BATCH)
-            per_request.append(min(times))
-            fast = {name: statistics.quantiles(values, n=10)[0] for name, values in delays.items()}
-            say(
-                f"{turns} answers of {count} tokens: first event after {fast['engine']:.1f} ms directly,"
-                f" {fast['proxy']:.1f} ms through the proxy; CPU {per_request[-1]:.2f} ms a request"
-            )
-        say(f"CPU for 1,000 tokens: {(per_request[1] - per_request[0]) / 4:.2f} ms")
+        for name, pid in pids.items():
+            per_request = []
+            for turns, count in CASES:
+                delays: dict[str, list[float]] = {"engine": [], name: []}
+                times = []
+                for number in range(0, args.answers, BATCH):
+                    began = cpu_ms(pid)
+                    for part in range(0, BATCH, turns):
+                        key = f"ms-{turns}-{count}-{number}-{part}"
+                        ways = {way: urls[way] for way in delays}
+                        for way, values in (await converse(client, ways, key, (turns, count))).items():
+                            delays[way] += values
+                    times.append((cpu_ms(pid) - began) / BATCH)
+                per_request.append(min(times))
+                fast = {way: statistics.quantiles(values, n=10)[0] for way, values in delays.items()}
+                say(
+                    f"{name}, {turns} answers of {count} tokens: first event {fast[name] - fast['engine']:.1f} ms later"
+                    f" than the engine's after {fast['engine']:.1f} ms; CPU {per_request[-1]:.2f} ms a request"
+                )
+            say(f"{name}, CPU for 1,000 tokens: {(per_request[1] - per_request[0]) / 4:.2f} ms")
         for name, url in urls.items():
-            began, cpu = time.perf_counter(), cpu_ms(pid)
+            began = time.perf_counter()
             keys = [f"ms-many-{number}" for number in range(args.sessions)]
             results = await asyncio.gather(*(converse(client, {name: url}, key, MANY, args.seconds) for key in keys))
             waits = sorted(delay - 1000 * args.seconds for delays in results for delay in delays[name])
             say(
-                f"{args.sessions} sessions at once, {name}: {len(waits) / (time.perf_counter() - began):.0f} answers/s,"
-                f" p50 {statistics.median(waits):.0f} ms, p99 {waits[int(len(waits) * 0.99)]:.0f} ms after the engine,"
-                f" CPU of the proxy {(cpu_ms(pid) - cpu) / len(waits):.2f} ms a request"
+                f"{name}, {args.sessions} sessions at once: {len(waits) / (time.perf_counter() - began):.0f} answers/s,"
+                f" p50 {statistics.median(waits):.0f} ms, p99 {waits[int(len(waits) * 0.99)]:.0f} ms after the engine"
             )
 
 
@@ -166,18 +200,24 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=128)
     parser.add_argument("--seconds", type=int, default=5, help="time of the engine for an answer, with many sessions")
     args = parser.parse_args()
-    receiver, sender = multiprocessing.Pipe()
-    engine = multiprocessing.get_context("spawn").Process(target=serve_engine, args=(sender,), daemon=True)
-    engine.start()
-    url = f"http://127.0.0.1:{receiver.recv()}/v1"
-    command = [str(Path(sys.executable).with_name("minisandbox")), "model", "proxy", "--api-base", url]
+    spawn = multiprocessing.get_context("spawn")
+    receiver, sender = spawn.Pipe()
+    processes = [spawn.Process(target=serve, args=(sender,), daemon=True) for serve in (serve_engine, serve_model)]
+    addresses = []
+    for process in processes:
+        process.start()
+        addresses.append(receiver.recv())
+    command = [str(Path(sys.executable).with_name("minisandbox")), "model", "proxy", "--api-base", addresses[0]]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as proxy:
         try:
             assert proxy.stdout is not None
-            asyncio.run(measure(url, proxy.stdout.readline().strip(), proxy.pid, args))
+            urls = {"engine": addresses[0], "proxy": proxy.stdout.readline().strip(), "in process": addresses[1]}
+            pids = {"proxy": proxy.pid, "in process": processes[1].pid or 0}
+            asyncio.run(measure(urls, pids, args))
         finally:
             proxy.terminate()
-            engine.terminate()
+            for process in processes:
+                process.terminate()
     say(f"load: {os.getloadavg()[0]:.1f}")
 
 
