@@ -132,6 +132,21 @@ def test_errors_and_stragglers_are_results_without_a_reward() -> None:
     assert len(said) == 2
 
 
+def test_what_rollouts_took_their_time_for() -> None:
+    class Slow:
+        async def run(self, wanted: Wanted) -> Result:
+            return Result(wanted, 1.0, queue_seconds=1.0, model_seconds=2.0, tests_seconds=float(wanted.attempt))
+
+    async def do() -> tuple[Gatherer, list[Result]]:
+        gatherer = Gatherer(Slow(), Groups(), workers=2, deadline=9.0)
+        return gatherer, await gatherer.do([gatherer.wanted("t", attempt) for attempt in range(3)])
+
+    gatherer, results = asyncio.run(do())
+    assert (gatherer.progress.total, gatherer.progress.started, gatherer.progress.done) == (3, 3, 3)
+    stats = Step(0, (Group("t", tuple(results)),)).stats()
+    assert [stats[f"{name}_seconds_mean"] for name in ("queue", "model", "tests")] == [1.0, 2.0, 1.0]
+
+
 def test_a_mistake_of_ours_is_not_taken_for_a_failure() -> None:
     class Broken:
         async def run(self, wanted: Wanted) -> Result:

@@ -20,11 +20,9 @@ def test_progress_of_a_step() -> None:
     async def observe() -> str:
         counts = iter([0, 500])
         progress = RolloutProgress(sampled=lambda: next(counts), testing=lambda: 1)
-        progress.begin(8)
-        progress.started, progress.done = 5, 2
-        text = progress.describe()
-        progress.end()
-        return text
+        with progress.reported(8):
+            progress.started, progress.done = 5, 2
+            return progress.describe()
 
     text = asyncio.run(observe())
     assert text.startswith("8 rollouts: 2 done, 2 with the agent, 1 testing, 3 waiting; ")

@@ -35,7 +35,7 @@ from minisandbox.train.options import describe, load, packaged, to_yaml
 from minisandbox.types import human_size
 
 KINDS = {"sft": SftConfig, "rl": RlConfig}
-_EXIT_SECONDS = 4.5
+_EXIT_SECONDS = 3.0
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -130,7 +130,7 @@ def run_rl(args: argparse.Namespace) -> int:
             hint = "divide the tasks: minisandbox tasks filter"
             raise InvalidValue(f"{common_ids[0]} is in both the training and the held-out set", hint=hint)
         environment = SandboxEnvironment(config, tasks, held_out, _machines(args, progress))
-        result = train_rl(config, environment, tell=progress.note)
+        result = train_rl(config, environment, tell=progress.note, status=progress.status)
     leave_process_group()
     if not is_first():  # only rank 0 reports the result
         return exits.OK

@@ -149,6 +149,7 @@ class RolloutThread:
             else cluster.crew(setup, budgets, tries=tries, pause=pause)
         )
         self._thread = JobThread(crew, setup.model if cluster is None else None)
+        self._jobs: set[Job] = set()
 
     async def rollout(self, task: Task, *, attempt: int = 0, draw: Draw | None = None) -> Trajectory:
         """Run one rollout. Cancellation drops the rollout; without a cluster, its agent is stopped at once.
@@ -171,9 +172,19 @@ class RolloutThread:
 
     async def packed(self, task: Task, *, attempt: int = 0, draw: Draw | None = None) -> Packed:
         """Run one rollout like :meth:`rollout`, but return its record in the form that a run directory stores."""
-        packed = await asyncio.wrap_future(self._thread.submit(Job(task, attempt, draw=draw)))
+        job = Job(task, attempt, draw=draw)
+        self._jobs.add(job)
+        try:
+            packed = await asyncio.wrap_future(self._thread.submit(job))
+        finally:
+            self._jobs.remove(job)
         assert isinstance(packed, Packed)
         return packed
+
+    @property
+    def testing(self) -> int:
+        """Number of rollouts whose submissions are graded or wait for it; 0 with a cluster."""
+        return sum(job.stage == "grade" for job in list(self._jobs))
 
     def close(self) -> None:
         """Stop all rollouts and leave the cluster; further calls do nothing."""

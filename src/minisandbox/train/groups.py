@@ -20,6 +20,7 @@ from minisandbox.errors import MiniSandboxError, TrainingError
 from minisandbox.models import TokenRow
 from minisandbox.models.protocol import seed_of
 from minisandbox.train.config import Groups
+from minisandbox.train.progress import RolloutProgress
 from minisandbox.train.rows import TrainingRow
 
 
@@ -54,6 +55,9 @@ class Result:
         detail: the error message, or "".
         seconds: the rollout's duration.
         overlong: whether a limit stopped the agent.
+        queue_seconds: time that the rollout's requests waited for the engine.
+        model_seconds: time in which the engine worked on them.
+        tests_seconds: time of the grading.
     """
 
     wanted: Wanted
@@ -62,6 +66,9 @@ class Result:
     detail: str = ""
     seconds: float = 0.0
     overlong: bool = False
+    queue_seconds: float = 0.0
+    model_seconds: float = 0.0
+    tests_seconds: float = 0.0
 
 
 class Rollouts(Protocol):
@@ -161,8 +168,14 @@ class Step:
 
     def stats(self) -> dict[str, float]:
         """Return the statistics to log."""
-        times = [result.seconds for group in (*self.groups, *self.silent) for result in group.results]
-        return {
+        results = [result for group in (*self.groups, *self.silent) for result in group.results]
+        times = [result.seconds for result in results]
+        parts = {
+            f"{name}_seconds_mean": round(statistics.fmean(getattr(result, f"{name}_seconds") for result in results), 3)
+            for name in ("queue", "model", "tests")
+            if results
+        }
+        return parts | {
             "reward": float("nan") if self.reward is None else self.reward,
             "groups": len(self.groups),
             "groups_silent": len(self.silent),
@@ -230,6 +243,7 @@ class Gatherer:
             changes are graded.
         seed: seed of all sampling, for deterministic runs; None for random seeds.
         notice: called with messages about failed rollouts.
+        progress: reports the progress of the rollouts.
     """
 
     rollouts: Rollouts
@@ -238,6 +252,7 @@ class Gatherer:
     deadline: float
     seed: int | None = None
     notice: Callable[[str], object] = lambda _: None
+    progress: RolloutProgress = field(default_factory=RolloutProgress)
     _room: asyncio.Semaphore = field(init=False)
 
     def __post_init__(self) -> None:
@@ -313,13 +328,15 @@ class Gatherer:
 
     async def do(self, wanted: Sequence[Wanted]) -> list[Result]:
         """Run rollouts, each within the deadline; infrastructure errors become results without a reward."""
-        async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(self._run(rollout)) for rollout in wanted]
+        with self.progress.reported(len(wanted)):
+            async with asyncio.TaskGroup() as tasks:
+                running = [tasks.create_task(self._run(rollout)) for rollout in wanted]
         return [task.result() for task in running]
 
     async def _run(self, wanted: Wanted) -> Result:
         async with self._room:
             began = time.monotonic()
+            self.progress.started += 1
             try:
                 async with asyncio.timeout(self.deadline):
                     result = await self.rollouts.run(wanted)
@@ -327,6 +344,7 @@ class Gatherer:
                 result = Result(wanted, None, detail=str(error) or f"the rollout was stopped after {self.deadline:g} s")
             except (MiniSandboxError, OSError) as error:
                 result = Result(wanted, None, detail=f"{type(error).__name__}: {error}")
+            self.progress.done += 1
             if result.reward is None:
                 self.notice(f"{wanted.name}: no reward: {result.detail}")
             return replace(result, seconds=time.monotonic() - began)

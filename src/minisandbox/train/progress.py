@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 _LINE_SECONDS = 60.0
 _COLLAPSED = 0.1
@@ -35,18 +36,21 @@ class RolloutProgress:
     done: int = 0
     _began: float = 0.0
     _sampled_before: int = 0
-    _task: asyncio.Task[None] | None = field(default=None, init=False)
 
-    def begin(self, total: int) -> None:
-        """Start to report; call this method on the event loop of the rollouts."""
+    @contextlib.contextmanager
+    def reported(self, total: int) -> Iterator[None]:
+        """Report during a ``with`` block on the event loop of the rollouts.
+
+        Args:
+            total: number of rollouts.
+        """
         self.total, self.started, self.done = total, 0, 0
         self._began, self._sampled_before = time.monotonic(), self.sampled()
-        self._task = asyncio.create_task(self._report())
-
-    def end(self) -> None:
-        """Stop reporting."""
-        if self._task is not None:
-            self._task.cancel()
+        task = asyncio.create_task(self._report())
+        try:
+            yield
+        finally:
+            task.cancel()
 
     def describe(self) -> str:
         """Return the progress in one line."""

@@ -20,6 +20,7 @@ from minisandbox.train.config import RlConfig
 from minisandbox.train.engines import check_engine, open_engine
 from minisandbox.train.evaluation import Evaluator, Score, scores_of
 from minisandbox.train.groups import Gatherer, Rollouts, tasks_of_step
+from minisandbox.train.progress import RolloutProgress, warnings_of
 from minisandbox.train.rows import Gaps, Rounding, TrainingRow, check_tokens, choose
 from minisandbox.train.running import TrainingRun, require_training, step_of, translate_disk_full
 from minisandbox.train.sft import Tell
@@ -86,7 +87,9 @@ class RlResult:
     scores: tuple[Score, ...]
 
 
-def train_rl(config: RlConfig, environment: Environment, *, tell: Tell = lambda _: None) -> RlResult:
+def train_rl(
+    config: RlConfig, environment: Environment, *, tell: Tell = lambda _: None, status: Tell = lambda _: None
+) -> RlResult:
     """Train a model; a repeated call resumes from the last checkpoint.
 
     If several processes call it, as ``accelerate launch`` and ``torchrun`` start them, they share the weights.
@@ -95,6 +98,7 @@ def train_rl(config: RlConfig, environment: Environment, *, tell: Tell = lambda 
         config: the experiment's configuration.
         environment: runs the rollouts.
         tell: called with progress messages.
+        status: called every second with the progress of a step's rollouts, for a terminal's status line.
 
     Raises:
         MissingExtra: the extra ``train`` is not installed.
@@ -118,7 +122,7 @@ def train_rl(config: RlConfig, environment: Environment, *, tell: Tell = lambda 
             run.forget_after(first_step, file=file)
         if checkpoint:
             tell(f"resuming from step {first_step}")
-        loop = Loop(config, environment, run, runner, tell)
+        loop = Loop(config, environment, run, runner, tell, status)
         try:
             with translate_disk_full(run):
                 loop.train(first_step)
@@ -136,14 +140,17 @@ class Loop:
         run: the run's directory.
         runner: the event loop of the rollouts.
         tell: called with progress messages.
+        status: called with the progress of rollouts.
     """
 
     def __init__(
-        self, config: RlConfig, environment: Environment, run: TrainingRun, runner: asyncio.Runner, tell: Tell
-    ) -> None:
+        self, config: RlConfig, environment: Environment, run: TrainingRun, runner: asyncio.Runner, tell: Tell,
+        status: Tell = lambda _: None,
+    ) -> None:  # fmt: skip
         from minisandbox.train.learner import Learner  # noqa: PLC0415 - imports optional packages
 
         self.config, self.run, self._environment, self._runner, self.tell = config, run, environment, runner, tell
+        self._status = status
         self._reset(0)
         with contextlib.ExitStack() as closing:  # after an error, close nodes and run directories
             nodes = closing.enter_context(contextlib.ExitStack())
@@ -171,7 +178,11 @@ class Loop:
     def _gathering(self, *, held_out: bool, seed: int | None) -> Gatherer:
         config = self.config
         rollouts = self._environment.rollouts(self.engine.model, held_out=held_out)
-        return Gatherer(rollouts, config.groups, config.workers, config.rollout_deadline, seed, self.tell)
+        progress = RolloutProgress(
+            self.tell, self._status, lambda: getattr(self.engine.model, "sampled", 0),
+            lambda: getattr(rollouts, "testing", 0),
+        )  # fmt: skip
+        return Gatherer(rollouts, config.groups, config.workers, config.rollout_deadline, seed, self.tell, progress)
 
     def _reset(self, rows: int) -> None:
         self._rounding, self._gaps, self._ratios = Rounding(rows), Gaps(self.config.allowed_gaps), [1.0]
@@ -285,6 +296,9 @@ class Loop:
             self.run.append({"step": step, **stats})
             shown = ", ".join(f"{key} {stats[key]:.4g}" for key in ("loss", "reward", "entropy"))
             self.tell(f"step {step} of {self.config.steps}: {shown}")
+            first = next((float(str(line["entropy"])) for line in self.run.lines() if "entropy" in line), None)
+            for text in warnings_of(stats, first):
+                self.tell(f"warning: {text}")
 
     def _evaluate(self, number: int) -> None:
         """Evaluate on held-out tasks, unless this step has been evaluated already."""

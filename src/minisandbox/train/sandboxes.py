@@ -61,7 +61,16 @@ class SandboxRollouts:
         if rollout.unconfirmed and rollout.grade is not None:
             detail = f"unconfirmed: {rollout.grade.detail}"
         overlong = any(status in rollout.exit_status for status in EXIT_OF_LIMIT.values())
-        return Result(wanted, rollout.reward_or(self._unconfirmed), rollout.rows, detail, overlong=overlong)
+        queued = sum(turn.queued for turn in rollout.turns)
+        return Result(
+            wanted, rollout.reward_or(self._unconfirmed), rollout.rows, detail, overlong=overlong, queue_seconds=queued,
+            model_seconds=rollout.timings.model - queued, tests_seconds=rollout.timings.grade,
+        )  # fmt: skip
+
+    @property
+    def testing(self) -> int:
+        """Number of rollouts whose submissions are graded or wait for it."""
+        return self._thread.testing
 
 
 class SandboxEnvironment:
