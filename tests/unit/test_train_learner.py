@@ -183,10 +183,15 @@ def test_a_reference_that_nothing_uses_is_refused(config: RlConfig) -> None:
         replace(config, reference=Reference(every=5))
 
 
+def shared_config(model: Path, out: Path, kind: str) -> RlConfig:
+    config = replace(toy_config(model, out), micro_batch=2, check_tokens="off", kl=0.1)
+    return replace(config, **{"lora": {"lora": Lora(2)}, "whole": {"reference": Reference(2, 0.5)}}[kind])  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("kind", ["whole", pytest.param("lora", marks=pytest.mark.slow)])
 def test_two_processes_make_the_update_of_one(config: RlConfig, kind: str) -> None:
     """Two processes share the weights (FSDP 2, gloo), save, resume, and write a model for transformers."""
-    config = replace(config, kl=0.1, lora=Lora(rank=2 if kind == "lora" else 0))
+    config = shared_config(Path(config.model), Path(config.out), kind)
     code = f"from tests.unit.test_train_learner import *; in_process({kind!r}, {config.model!r}, {config.out!r})"
     run_in_two_processes("-c", code)
     learner = Learner(config, None)
@@ -201,8 +206,7 @@ def test_two_processes_make_the_update_of_one(config: RlConfig, kind: str) -> No
 
 def in_process(kind: str, model: str, out: str) -> None:
     """One of two processes: two updates, a checkpoint, and the third update of a resumed learner."""
-    config = replace(toy_config(Path(model), Path(out)), micro_batch=2, check_tokens="off", kl=0.1)
-    config = replace(config, lora=Lora(rank=2 if kind == "lora" else 0))
+    config = shared_config(Path(model), Path(out), kind)
     learner = Learner(config, None)
     with TrainingRun(Path(config.out), config) as run:
         for number in range(2):

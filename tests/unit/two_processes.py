@@ -31,4 +31,4 @@ def run_in_two_processes(*arguments: str) -> None:
         for process in processes:
             process.kill()
             process.wait()
-    assert [process.returncode for process in processes] == [0, 0], output
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(output)[-3000:]

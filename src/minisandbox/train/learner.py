@@ -167,7 +167,8 @@ class Learner:
         kinds = scorer.model._no_split_modules or ()
         blocks = [module for module in scorer.modules() if type(module).__name__ in kinds]
         for module in (*blocks, scorer):
-            fully_shard(module, mesh=mesh, mp_policy=precision)
+            # By default, the last one would stay whole after a pass without gradients, as the reference makes.
+            fully_shard(module, mesh=mesh, mp_policy=precision, reshard_after_forward=True)
 
     def _open_reference(self, checkpoint: Path | None) -> TokenLogprobs:
         updated = checkpoint / "reference" if checkpoint and self._config.reference.every else None
