@@ -2,11 +2,11 @@
 
 python benchmarks/capture_speed.py [--answers N] [--sessions N] [--seconds S]
 
-The engine answers at once, with token ids, from a process of its own; so does a model in the process of a second proxy.
-A conversation has 48 kB of instructions, as of
-Claude Code, and grows by 2 kB a turn. Requests to the engine and through the proxy alternate. Other work on the machine
-delays both, so the fastest tenth of the delays counts, and the batch of answers with the least CPU time. Then many
-sessions work at once, with an engine that needs some seconds for an answer.
+The engine answers at once, with token ids, from a process of its own; so does a model in the process of a second
+proxy. A conversation has 48 kB of instructions, as of Claude Code, and grows by 2 kB a turn. Requests to the engine
+and through a proxy alternate. Other work on the machine delays both, so the fastest tenth of the delays counts, and
+the batch of answers with the least CPU time. Then many sessions work at once, with an engine that needs some seconds
+for an answer.
 """
 
 from __future__ import annotations
