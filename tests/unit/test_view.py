@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
+import html
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,6 +15,7 @@ from pathlib import Path
 import pytest
 from tests.unit.training_tools import PATCH, trajectory
 
+from minisandbox.cli.main import main
 from minisandbox.errors import NotFound
 from minisandbox.grade import Flag, Reason, Verdict
 from minisandbox.rollouts import RunDirectory
@@ -309,6 +313,23 @@ def test_the_images_and_sandboxes_of_this_machine(
     assert SHOWN.replace(r"\ud800", "") in page
     _Elements().feed(page)
     assert "<script>alert" not in page
+
+
+def test_an_export_is_one_file_without_scripts(runs: Path, tmp_path: Path) -> None:
+    assert main(["view", str(runs), "--export", str(tmp_path / "report.html"), "--rollouts", "5"]) == 0
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert not FORBIDDEN.search(text.replace("\n", ""))
+    assert "<script" not in text
+    assert "default-src 'none'" in html.unescape(text)
+    ids = {html.unescape(name) for name in re.findall(r' id="([^"]*)"', text)}
+    links = {html.unescape(link) for link in re.findall(r'href="([^"]*)"', text)}
+    assert {link[:1] for link in links} == {"#"}
+    assert {"#first", "#rl.rollouts", "#first/owner__repo-1/1/top", "#first/hostile__task-1/0/turn-1"} <= links
+    assert {link[1:] for link in links} <= ids | {"main"}
+    style = re.search(r"<style>(.*?)</style>", text, re.DOTALL)
+    assert style is not None
+    digest = base64.b64encode(hashlib.sha256(style[1].encode()).digest()).decode()
+    assert f"sha256-{digest}" in html.unescape(text)
 
 
 # --- a live run ------------------------------------------------------------------------------------------------------

@@ -27,12 +27,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, default=_PORT, help=f"the port (default: {_PORT}); 0 for any free one")
     parser.add_argument("--tokenizer", metavar="DIR", help="show the tokens of rollouts as text of this tokenizer")
+    parser.add_argument("--export", metavar="FILE", type=Path, help="write one HTML file instead of serving pages")
+    parser.add_argument("--rollouts", metavar="N", type=int, default=100, help="rollouts of each run in the file (100)")
     parser.set_defaults(run=run, kept="nothing was changed")
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve the pages until Ctrl-C."""
     try:
+        from minisandbox.view.export import write_export  # noqa: PLC0415 - an extra
         from minisandbox.view.server import serve  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise MissingExtra(
@@ -43,5 +46,9 @@ def run(args: argparse.Namespace) -> int:
             raise NotFound(f"{path} is not a directory", hint="give the directory of a run, or one that contains runs")
     site = Site(args.runs, None if args.tokenizer is None else open_tokenizer(args.tokenizer))
     count = len(site.runs())
+    if args.export is not None:
+        write_export(site, args.export, args.rollouts)
+        say(f"{args.export}: {count} runs")
+        return exits.OK
     serve(site, args.host, args.port, lambda url: say(f"{count} runs; Ctrl-C ends the server", url))
     return exits.OK

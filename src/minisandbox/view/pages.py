@@ -24,7 +24,7 @@ from minisandbox.types import human_size
 from minisandbox.view import charts
 from minisandbox.view.index import PAGE, Filter, Row, RunIndex, TaskRow, Totals
 from minisandbox.view.rollout import TOKENS, tests_by_outcome, token_spans, turns_of
-from minisandbox.view.site import Site
+from minisandbox.view.site import Run, Site
 from minisandbox.view.text import diff_of, excerpt, visible
 from minisandbox.view.training import curves, rollouts_of
 
@@ -111,20 +111,23 @@ class Pages:
         """Render a template."""
         return self._environment.get_template(template).render(values)
 
+    def totals(self) -> list[tuple[Run, Totals]]:
+        """Return all runs with their totals, latest first."""
+        rows = [(run, run.index.totals(Filter())) for run in self.site.runs()]
+        return sorted(rows, key=lambda row: row[1].last or "", reverse=True)
+
     def runs(self) -> str:
         """Render the page of all runs."""
-        rows = [(run, run.index.totals(Filter())) for run in self.site.runs()]
-        rows.sort(key=lambda row: row[1].last or "", reverse=True)
-        return self.render("runs.html", title="Runs", runs=rows)
+        return self.render("runs.html", title="Runs", runs=self.totals())
 
-    def run(self, key: str, choice: Filter) -> str:
-        """Render the page of a run."""
+    def run(self, key: str, choice: Filter, template: str = "run.html", limit: int = PAGE) -> str:
+        """Render the page of a run, with this number of rollouts."""
         run = self.site.run(key)
         index = run.index
         counts = {column: index.counts(column, choice) for column in ("outcome", "exit_status", "reason", "repository")}
         return self.render(
-            "run.html", title=key, run=run, choice=choice, all=index.totals(Filter()), totals=index.totals(choice),
-            stages=index.stages(choice), counts=counts, rows=index.rows(choice),
+            template, title=key, run=run, choice=choice, all=index.totals(Filter()), totals=index.totals(choice),
+            stages=index.stages(choice), counts=counts, rows=index.rows(choice, limit),
         )  # fmt: skip
 
     def tasks(self, key: str, choice: Filter) -> str:
@@ -181,15 +184,17 @@ class Pages:
             parts_of_step=parts,
         )  # fmt: skip
 
-    def rollout(self, key: str, instance_id: str, attempt: int, template: str = "rollout.html") -> str:
-        """Render a rollout."""
+    def rollout(
+        self, key: str, instance_id: str, attempt: int, template: str = "rollout.html", anchor: str = ""
+    ) -> str:
+        """Render a rollout, whose fragments begin with ``anchor``."""
         run = self.site.run(key)
         trajectory = trajectory_of(run.index, instance_id, attempt)
         before, after = run.index.neighbours(instance_id, attempt)
         return self.render(
             template, title=f"{instance_id}#{attempt}", run=run, trajectory=trajectory, turns=turns_of(trajectory),
             tests=tests_by_outcome(trajectory), verdict=verdict_of(trajectory), before=before, after=after,
-            stages=_stages(trajectory), timings=asdict(trajectory.timings), anchor="",
+            stages=_stages(trajectory), timings=asdict(trajectory.timings), anchor=anchor,
         )  # fmt: skip
 
     def tokens(self, key: str, instance_id: str, attempt: int, number: int, start: int) -> str:
