@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from tests.unit.tiny_model import tiny_model, tiny_tokenizer, torch, transformers
 from tests.unit.toy_setting import Toy, ToySetting, few_letters, toy_config
+from tests.unit.two_processes import run_in_two_processes
 
 from minisandbox.errors import DiskFull, InvalidValue, SandboxCreationError, TokenMismatch, TrainingError
 from minisandbox.models import Model, OpenAIModel, TokenRow, client
@@ -377,3 +378,16 @@ def test_a_run_that_cannot_begin_lets_go_of_everything(config: RlConfig) -> None
 def test_fewer_tasks_than_a_step_has(config: RlConfig) -> None:
     with pytest.raises(InvalidValue, match="a step needs 2 tasks, and there are 1"):
         train_rl(config, ToySetting(tasks=("add",)))
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one_does(whole: RlConfig, model: Path, tmp_path: Path) -> None:
+    """Rank 0 runs the rollouts, with a copy of the weights; both update."""
+    config = toy_config(model, tmp_path / "run")
+    store(config, tmp_path / "experiment.yaml")
+    run_in_two_processes("-m", "tests.unit.toy_setting", str(tmp_path / "experiment.yaml"), "99")
+    log, expected = lines(config), lines(whole)
+    assert [line["reward"] for line in log] == [line["reward"] for line in expected]
+    assert [line["grad_norm"] for line in log] == pytest.approx([line["grad_norm"] for line in expected], rel=1e-3)
+    weights, others = (weights_of(Path(run.out, "model")) for run in (config, whole))
+    assert all(torch.allclose(weights[name], others[name], atol=1e-3) for name in weights)
