@@ -206,7 +206,8 @@ class Loop:
                     self._reset(len(rows))
                 stats |= learner.update(rows, number, self._compare, self._check) | self._comparison()
                 self._log(number + 1, stats)
-                if (number + 1) % config.checkpoints.every == 0 or number + 1 == config.steps:
+                # The first step's checkpoint shows early whether the disk suffices, and what an interruption leaves.
+                if (number + 1) % config.checkpoints.every == 0 or number + 1 == config.steps or number == first_step:
                     learner.save(self.run, number + 1)
         except KeyboardInterrupt:  # also SIGTERM
             is_new = number > step_of(self.run.last_checkpoint())
