@@ -7,10 +7,14 @@ import base64
 import hashlib
 import html
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.request import HTTPCookieProcessor, build_opener
 
 import pytest
 from tests.unit.training_tools import PATCH, trajectory
@@ -341,7 +345,7 @@ def test_a_live_run_reports_its_changes_and_shows_them(tmp_path: Path) -> None:
             directory.write(trajectory("owner__repo-1"))
             run = Site([tmp_path]).runs()[0]
             assert run.index.totals(Filter()).rollouts == 1
-            stream = changes(run.state, pause=0.01)
+            stream = changes(run.state, lambda: False, pause=0.01)
             events = [await anext(stream), await anext(stream)]
             directory.write(trajectory("owner__repo-2"))
             while not events[-1].startswith("event: change"):
@@ -352,6 +356,22 @@ def test_a_live_run_reports_its_changes_and_shows_them(tmp_path: Path) -> None:
 
     events = asyncio.run(follow())
     assert events[:2] == ["retry: 2000\n\n", ":\n\n"]
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_server_and_its_streams(runs: Path) -> None:
+    command = [sys.executable, "-m", "minisandbox", "view", str(runs), "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "2 runs; Ctrl-C ends the server\n"
+        url = process.stderr.readline().strip()
+        browser = build_opener(HTTPCookieProcessor())
+        assert browser.open(url).status == 200
+        with browser.open(url.partition("?")[0] + "runs/first/events", timeout=60) as stream:
+            assert stream.readline() == b"retry: 2000\n"
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 130
+        assert process.stderr.read() == "minisandbox: interrupted; nothing was changed\n"
 
 
 # --- numbers and texts -----------------------------------------------------------------------------------------------

@@ -112,13 +112,14 @@ def _without_token(request: Request) -> str:
     return f"{path}?{urlencode(query)}" if query else path
 
 
-def application(site: Site, token: str, host: str) -> ASGIApp:
+def application(site: Site, token: str, host: str, is_ending: Callable[[], bool] = lambda: False) -> ASGIApp:
     """Return the application that answers requests.
 
     Args:
         site: the runs.
         token: the secret that requests need.
         host: the name or address at which the server listens.
+        is_ending: returns whether the server ends, which also ends streams of events.
     """
     pages = Pages(site)
 
@@ -138,7 +139,7 @@ def application(site: Site, token: str, host: str) -> ASGIApp:
 
     async def events(request: Request) -> Response:
         run = site.run(request.path_params["key"])
-        return StreamingResponse(changes(run.state), media_type="text/event-stream")
+        return StreamingResponse(changes(run.state, is_ending), media_type="text/event-stream")
 
     async def static(request: Request) -> Response:
         path = STATIC / request.path_params["name"]
@@ -180,16 +181,19 @@ def _number(request: Request, name: str) -> int:
     return int(text) if text.isdecimal() and len(text) < 10 else -1
 
 
-async def changes(state: Callable[[], object], pause: float = _SECONDS) -> AsyncIterator[str]:
+async def changes(
+    state: Callable[[], object], is_ending: Callable[[], bool], pause: float = _SECONDS
+) -> AsyncIterator[str]:
     """Yield server-sent events: one for each change of a state, and comments that detect a closed connection.
 
     Args:
         state: returns the state.
+        is_ending: returns whether to end.
         pause: seconds between two looks.
     """
     before = state()
     yield "retry: 2000\n\n"
-    while True:
+    while not is_ending():
         await asyncio.sleep(pause)
         if (now := state()) != before:
             before = now
@@ -218,10 +222,11 @@ def serve(site: Site, host: str, port: int, started: Callable[[str], None]) -> N
             f"cannot listen on {host}, port {port}", reason=error.strerror, hint="--port 0 chooses a free port"
         ) from error
     config = uvicorn.Config(
-        application(site, token, host), log_level="warning", access_log=False, lifespan="off",
-        timeout_graceful_shutdown=1, server_header=False,
+        application(site, token, host, lambda: server.should_exit), log_level="warning", access_log=False,
+        lifespan="off", timeout_graceful_shutdown=5, server_header=False,
     )  # fmt: skip
+    server = uvicorn.Server(config)
     with listener:
         name = f"[{host}]" if ":" in host else host
         started(f"http://{name}:{listener.getsockname()[1]}/?token={token}")
-        uvicorn.Server(config).run(sockets=[listener])
+        server.run(sockets=[listener])
