@@ -432,11 +432,6 @@ class ShellResult(ExecResult):
     restarted: bool = False
     cwd: PurePosixPath = PurePosixPath("/")
 
-    @property
-    def replaced(self) -> bool:
-        """The former name of ``restarted``."""
-        return self.restarted
-
 
 @dataclass(frozen=True, slots=True)
 class Output:
