@@ -61,7 +61,14 @@ class Gateway:
 
     def serve(self, life: Life, unused: float = 60.0) -> None:
         pidfd = os.pidfd_open(life.process.pid)
-        message = {"id": life.name, "hosts": ["h"], "private": False, "unused": unused, "upstream": ["", "", ""]}
+        message = {
+            "id": life.name,
+            "hosts": ["h"],
+            "private": False,
+            "server": False,
+            "unused": unused,
+            "upstream": ["", "", ""],
+        }
         given = [life.listener.fileno(), pidfd, life.refusals.reporters.fileno(), life.refusals.counter]
         socket.send_fds(self.connection, [json.dumps(message).encode()], given)
         os.close(pidfd)
