@@ -87,7 +87,8 @@ def config_of(kind: str, model: Path, out: Path, tokens: int, rows: int, **optio
                         accumulation=2, checkpoints=checkpoints)  # fmt: skip
         return replace(sft, **options)  # type: ignore[arg-type] # options of the configuration
     rl = RlConfig(str(model), ("random",), str(out), steps=2, groups=Groups(tasks=2, size=rows), micro_batch=rows,
-                  policy=Policy(context=tokens), check_tokens="off", checkpoints=checkpoints)  # fmt: skip
+                  policy=Policy(context=tokens), check_tokens="off", checkpoints=checkpoints,
+                  engine_cache=0)  # fmt: skip
     return replace(rl, **options)  # type: ignore[arg-type] # options of the configuration
 
 

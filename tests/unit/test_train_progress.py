@@ -36,6 +36,7 @@ def test_progress_of_a_step() -> None:
         ({"groups": 1.0, "learning_rate": 0.0}, None, "the learning rate is 0"),
         ({"groups": 1.0, "entropy": 0.05}, 1.0, "the entropy has collapsed from 1 to 0.05"),
         ({"groups": 1.0, "learning_rate": 1e-6, "entropy": 0.5}, 1.0, ""),
+        ({"groups": 0.0, "groups_silent": 8.0, "entropy": 0.0}, 1.0, "all 8 groups are silent"),
     ],
 )
 def test_warnings_about_a_step(stats: dict[str, float], first: float | None, words: str) -> None:

@@ -82,7 +82,7 @@ def warnings_of(stats: Mapping[str, float], first_entropy: float | None) -> list
 
     Args:
         stats: the step's statistics.
-        first_entropy: the entropy of the run's first step; None if unknown.
+        first_entropy: the entropy of the run's first step with rows; None if unknown. A step without rows has 0.
     """
     warnings = []
     if stats.get("groups") == 0:
@@ -93,7 +93,7 @@ def warnings_of(stats: Mapping[str, float], first_entropy: float | None) -> list
     if stats.get("learning_rate") == 0:
         warnings.append("the learning rate is 0, so the step's rollouts are wasted; lower optimizer.warmup_steps")
     entropy = stats.get("entropy")
-    if entropy is not None and first_entropy and entropy < _COLLAPSED * first_entropy:
+    if entropy and first_entropy and entropy < _COLLAPSED * first_entropy:
         warnings.append(
             f"the entropy has collapsed from {first_entropy:.3g} to {entropy:.3g} nats per token: the policy hardly "
             "explores; lower optimizer.learning_rate, or set entropy or kl"

@@ -297,7 +297,7 @@ class Loop:
             self.run.append({"step": step, **stats})
             shown = ", ".join(f"{key} {stats[key]:.4g}" for key in ("loss", "reward", "entropy"))
             self.tell(f"step {step} of {self.config.steps}: {shown}")
-            first = next((float(str(line["entropy"])) for line in self.run.lines() if "entropy" in line), None)
+            first = next((float(str(line["entropy"])) for line in self.run.lines() if line.get("entropy")), None)
             for text in warnings_of(stats, first):
                 self.tell(f"warning: {text}")
 
