@@ -26,7 +26,7 @@ LONG := --slow -o faulthandler_timeout=0
 # How many lines of src the tests reach in their own processes; the launcher and the commands as typed run in others.
 COVERAGE := --cov=minisandbox --cov-report=term
 
-.PHONY: help quickstart test compiled test-quick test-all test-passes test-foreign test-as-user test-kernel test-no-reaper test-interpreters test-validations test-rollouts test-cluster test-journey test-agents soak-cluster cluster-scaling test-skyrl test-harbor test-newest test-vllm test-kernels test-cpython dockerfile-conformance fuzz fuzz-parsers adversarial adversarial-load soak soak-steady stress-store grading-load paper-scale verdict-parity patch-parity validation-page lint format lock docs bench bench-engines bench-evaluate bench-images bench-languages gpu-parts gpu-check clean train-demo experiment
+.PHONY: help quickstart test compiled test-quick test-all test-passes test-foreign test-as-user test-kernel test-no-reaper test-interpreters test-validations test-rollouts test-cluster test-journey test-agents soak-cluster cluster-scaling test-skyrl test-harbor test-newest test-vllm test-kernels test-cpython dockerfile-conformance fuzz fuzz-parsers test-view adversarial adversarial-load soak soak-steady stress-store grading-load paper-scale verdict-parity patch-parity validation-page lint format lock docs bench bench-engines bench-evaluate bench-images bench-languages gpu-parts gpu-check clean train-demo experiment
 
 help:
 	@echo "make quickstart   build the bundled tasks, check them, run agents on them; needs Python >= 3.11 and git"
@@ -47,6 +47,7 @@ help:
 	@echo "make cluster-scaling  64 nodes that only pretend, 20,000 rollouts: how far one driver goes; SCALING='--nodes 8 ...'"
 	@echo "make test-skyrl   what SkyRL's own code says of our generator, in an environment with it: Python 3.12, 5 GB"
 	@echo "make test-harbor  Harbor itself over sandboxes, and its models of what we export: Python 3.12, 0.5 GB; two minutes"
+	@echo "make test-view    the pages in Debian's Chromium, by Playwright; a minute"
 	@echo "make test-newest  what meets other projects' code, with the newest version of each instead of the locked one; Python 3.12, too; 15 minutes"
 	@echo "make test-kernels  what depends on the kernel, on Debian's 6.1 and 6.12 in QEMU; as root; 45 minutes; KERNELS='6.1', KERNELS_CACHE=DIR"
 	@echo "make test-cpython  CPython's own tests of system calls, in a sandbox and on the host; CPYTHON='--suite DIR'; minutes"
@@ -229,6 +230,16 @@ FUZZ_SECONDS ?= 900
 fuzz-parsers: $(FUZZ_VENV)/.made
 	@set -e; for parser in $(or $(PARSERS),tar manifest dockerfile); do \
 		echo "== $$parser, $(FUZZ_SECONDS) s"; "$(FUZZ_VENV)/bin/python" -m tests.fuzz $$parser build/fuzz/$$parser -max_total_time=$(FUZZ_SECONDS); done
+
+# The browser is Debian's package chromium; Playwright downloads none.
+VIEW_VENV ?= .venv-view-$(shell id -u)
+test-view: $(VIEW_VENV)/.made
+	"$(VIEW_VENV)/bin/python" -m pytest $(LONG) $(PYTEST_ARGS) tests/browser
+
+$(VIEW_VENV)/.made: pyproject.toml
+	@python3 -m venv --clear "$(VIEW_VENV)"
+	@"$(VIEW_VENV)/bin/python" -m pip install -qq --disable-pip-version-check playwright pytest pytest-rerunfailures pytest-xdist httpx -e '.[view]'
+	@touch "$@"
 
 $(FUZZ_VENV)/.made: pyproject.toml
 	@python3 -m venv --clear "$(FUZZ_VENV)"

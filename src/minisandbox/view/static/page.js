@@ -19,7 +19,7 @@ function select(index) {
   }
 }
 
-const follow = (selector) => main.ownerDocument.querySelector(selector)?.click();
+const follow = (...selectors) => selectors.map((selector) => document.querySelector(selector)).find(Boolean)?.click();
 const jump = (id) => select(items().findIndex((item) => item.id === id));
 const keys = {
   j: () => select(current + 1),
@@ -29,7 +29,7 @@ const keys = {
   "[": () => follow("[data-before]"),
   "]": () => follow("[data-after]"),
   n: () => follow("[rel=next]"),
-  u: () => follow("[data-up], .brand"),
+  u: () => follow("[data-up]", ".brand"),
   g: () => document.getElementById("grade")?.scrollIntoView(),
   p: () => jump("patch"),
   t: () => jump("tests"),
