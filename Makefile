@@ -238,7 +238,7 @@ test-view: $(VIEW_VENV)/.made
 
 $(VIEW_VENV)/.made: pyproject.toml
 	@python3 -m venv --clear "$(VIEW_VENV)"
-	@"$(VIEW_VENV)/bin/python" -m pip install -qq --disable-pip-version-check playwright pytest pytest-rerunfailures pytest-xdist httpx -e '.[view]'
+	@"$(VIEW_VENV)/bin/python" -m pip install -qq --disable-pip-version-check playwright hypothesis pytest pytest-rerunfailures pytest-xdist httpx2 -e '.[view]'
 	@touch "$@"
 
 $(FUZZ_VENV)/.made: pyproject.toml
