@@ -108,8 +108,9 @@ def test_any_tokens_survive(tokens: list[tuple[int, float, bool]]) -> None:
 )  # fmt: skip
 def test_damaged_tokens_are_named(field: str, value: object) -> None:
     row = row_to_json(TokenRow(array("i", [1, 2]), array("d", [0.0, -1.0]), b"\0\1", (0,)))
+    assert isinstance(row, dict)
     with pytest.raises(TrajectoryError, match=r"x\.rows\[0\]"):
-        row_from_json({**row, field: value}, "x.rows[0]")
+        row_from_json(row | {field: value}, "x.rows[0]")
 
 
 def test_rewards_of_trajectories() -> None:
