@@ -300,7 +300,7 @@ class ImageSpec:
         user: default user of commands: a name or uid, optionally with ``:GROUP``; "" for root. If the sandbox has only
             one user id, all commands run as root.
         backend: isolation backend: "" for namespaces, a container engine of :data:`ENGINES`, or a plug-in.
-        entrypoint: the entrypoint of the container image, which engines start and sandboxes ignore.
+        entrypoint: the entrypoint of the container image, which engines start, and sandboxes if a task needs it.
         volumes: further directories, created if missing.
     """
 

@@ -20,7 +20,7 @@ class Verdict(enum.StrEnum):
     TIMEOUT = "timeout"
     OOM = "oom"
     UNCONFIRMED = "unconfirmed"
-    """Every named test passed, but two confirming runs in a row were not believed."""
+    """Every named test passed, but the confirming runs were not believed, or disagreed."""
     INFRA_ERROR = "infra_error"
     """The infrastructure failed; this says nothing about the submission, and is never a reward of 0."""
 

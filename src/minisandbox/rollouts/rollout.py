@@ -87,8 +87,8 @@ def rollout(
 async def rollout_async(task: Task, image: Image, setup: Setup, *, attempt: int = 0) -> Trajectory:
     """Run an agent on a task once, and grade its submission.
 
-    The agent's sandbox is stopped, with all its processes, before grading begins. Cancellation also stops the agent's
-    and the grader's sandboxes.
+    The agent's sandbox is stopped, with all its processes, before grading begins, unless a script grades the sandbox
+    itself. Cancellation also stops the agent's and the grader's sandboxes.
 
     Args:
         task: the task.

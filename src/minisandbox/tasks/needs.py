@@ -50,8 +50,8 @@ class Needs:
         network: the hosts accessible to the agent and the solution.
         grader_network: the hosts accessible to the grader in its own sandbox.
         seconds: the agent's time limit in seconds.
-        entrypoint: whether the image's entrypoint runs in the background of every sandbox.
-        directories: absolute paths of directories that exist in every sandbox and are writable for every user.
+        entrypoint: whether the image's entrypoint runs in the background of the sandboxes of agents and script graders.
+        directories: absolute paths of directories that exist in these sandboxes and are writable for every user.
     """
 
     memory: int | None = None
