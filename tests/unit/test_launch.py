@@ -7,6 +7,8 @@ import json
 import os
 import resource
 import socket
+import subprocess
+import sys
 import threading
 from collections import deque
 from dataclasses import replace
@@ -22,6 +24,7 @@ from minisandbox.launch import plan as p
 from minisandbox.launch import zygote
 from minisandbox.launch.jobs.exec import Capture
 from minisandbox.launch.jobs.frames import Decoder, FrameError, encode
+from minisandbox.launch.kernel import syscalls
 from minisandbox.sandbox.launcher import Launcher
 from minisandbox.sandbox.plans import SandboxRequest, make_plan, usual_preparations
 from minisandbox.sandbox.run import SandboxRun
@@ -212,3 +215,16 @@ def test_what_a_signals_handler_raises_does_not_say_that_a_sandbox_is_late() -> 
     made._name, made._control = "box", Interrupted()  # type: ignore[assignment] # all that is asked of it
     with pytest.raises(TimeoutError, match="an alarm"):
         made._receive()
+
+
+def test_paths_are_opened_while_other_processes_rename(tmp_path: Path) -> None:
+    (tmp_path / "a/b").mkdir(parents=True)
+    rename = "import os, sys\nwhile True: os.mkdir('x'); os.rename('x', 'y'); os.rmdir('y')"
+    with subprocess.Popen([sys.executable, "-c", rename], cwd=tmp_path) as renaming:
+        root = os.open(tmp_path, os.O_PATH)
+        try:
+            for _ in range(20_000):  # without another try, about ten fail
+                os.close(syscalls.openat2(root, "a/../a/../a/b/../../a", os.O_PATH, syscalls.RESOLVE_AS_ROOT))
+        finally:
+            os.close(root)
+            renaming.kill()

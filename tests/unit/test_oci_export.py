@@ -470,7 +470,7 @@ def test_a_store_that_is_only_read_is_exported(store: Store, tmp_path: Path) -> 
 AS_A_USER = """
     import os, sys
     from pathlib import Path
-    import encodings.ascii, zstandard
+    import encodings.ascii, isal.igzip_lib, zstandard
     from minisandbox.images.oci.export import export_images
     from minisandbox.images.oci.pull import import_images
     from minisandbox.store import Store

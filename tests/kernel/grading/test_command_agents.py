@@ -135,7 +135,6 @@ def test_a_side_request_has_a_row_of_its_own_and_is_not_in_the_history(smith: Ta
     [
         ("host", {}, "submitted (exit_network)", "refused: example.org:80 is not on this sandbox's allow-list"),
         ("terminal", {}, "submitted (exit_command)", "/dev/tty"),
-        ("forks", {"seconds": 20.0}, "submitted (exit_", ""),
         ("waits", {"seconds": 2.0}, "submitted (exit_total_execution_time)", "2 seconds"),
         ("waits", {"steps": 2}, "exit_steps", "2 steps"),
     ],
@@ -149,6 +148,16 @@ def test_what_an_agent_has_done_is_graded_however_it_ends(
     assert detail in done.detail
     assert (done.reward, done.failure) == (1.0, None)
     assert len(done.turns) == 2
+
+
+def test_an_agent_that_forks_without_end_is_graded(smith: Task, smith_image: Image) -> None:
+    """Its processes may leave none for git; then the agent has broken its workspace, and its patch is empty."""
+    done = run(smith, smith_image, recipe("forks"), ScriptedModel([FIX, DONE]), seconds=20.0)
+    if done.exit_status == "exit_error":
+        assert "cannot start a process" in done.detail
+    else:
+        assert "submitted (exit_" in done.exit_status
+    assert (done.reward, done.failure) == (0.0 if done.exit_status == "exit_error" else 1.0, None)
 
 
 def test_an_agent_that_sends_no_request_for_long_is_stopped(smith: Task, smith_image: Image) -> None:

@@ -41,7 +41,7 @@ class AgentFailed(MiniSandboxError):
         what: the description.
     """
 
-    exit_code = 47
+    exit_code = 49
 
     def __init__(self, exit_status: str, what: str, *, hint: str | None = None) -> None:
         super().__init__(what, hint=hint)

@@ -14,6 +14,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "datasets": ("data", "train"),
     "gguf": ("local",),
     "inspect_ai": ("inspect",),
+    "jinja2": ("view",),
     "matplotlib": ("train",),
     "mcp": ("mini",),
     "minisweagent": ("mini",),
@@ -21,12 +22,14 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "pyarrow": ("data",),
     "pydantic": ("atif",),
     "ray": ("ray",),
+    "starlette": ("view",),
     "swebench": ("swe",),
     "swerex": ("swerex",),
     "swesmith": ("swe",),
     "torch": ("local", "train"),
     "transformers": ("local", "train"),
     "trl": ("train",),
+    "uvicorn": ("view",),
 }
 """The extras of pyproject.toml that install each optional module; the default extra comes first."""
 REQUIRED = frozenset(

@@ -250,15 +250,25 @@ def new_filesystem(fstype: str, attributes: int, **options: str) -> int:
         return fsmount(fs, attributes | MOUNT_ATTR_NOSUID | nodev, fstype)
 
 
+_ATTEMPTS = 1000
+
+
 class _OpenHow(ctypes.Structure):
     _fields_ = (("flags", c_uint64), ("mode", c_uint64), ("resolve", c_uint64))
 
 
 def openat2(directory_fd: int, path: str, flags: int, resolve: int, mode: int = 0) -> int:
-    """Open ``path`` below a directory under the given ``RESOLVE_*`` rules with openat2(2); return its descriptor."""
+    """Open ``path`` below a directory under the given ``RESOLVE_*`` rules with openat2(2); return its descriptor.
+
+    The kernel refuses ``..`` with EAGAIN if anything on the machine was renamed or mounted meanwhile, so try again.
+    """
     open_how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
     size = ctypes.c_size_t(ctypes.sizeof(open_how))
-    result = _syscall(_SYS_OPENAT2, c_int(directory_fd), c_char_p(os.fsencode(path)), ctypes.byref(open_how), size)
+    name = c_char_p(os.fsencode(path))
+    for _ in range(_ATTEMPTS):
+        result = _syscall(_SYS_OPENAT2, c_int(directory_fd), name, ctypes.byref(open_how), size)
+        if result >= 0 or ctypes.get_errno() != errno.EAGAIN:
+            break
     return _checked(result, "openat2", path)
 
 
