@@ -33,7 +33,7 @@ from minisandbox.tasks import TaskSet
 PLACE = os.environ.get("MINISANDBOX_TEST_JOURNEY", "")
 pytestmark = [
     pytest.mark.kernel, pytest.mark.index, pytest.mark.slow, pytest.mark.once, pytest.mark.alone,
-    pytest.mark.skipif(not PLACE, reason="it takes 25 minutes: make test-journey"),
+    pytest.mark.skipif(not PLACE, reason="it takes 7 minutes: make test-journey"),
     pytest.mark.skipif(missing() is not None, reason=str(missing())),
 ]  # fmt: skip
 for _name in ("ray", "trl", "pyarrow", "swebench"):
