@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -55,3 +56,14 @@ def test_changelog_files_are_named_by_kind() -> None:
     kinds = re.findall(r'^directory = "(\w+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     for path in (ROOT / "changelog.d").iterdir():
         assert path.name == "README.md" or re.fullmatch(rf"\+[\w-]+\.({'|'.join(kinds)})\.md", path.name), path
+
+
+def test_packages_are_not_ignored(tmp_path: Path) -> None:
+    """Wheels leave out what git ignores, also if it is tracked."""
+    shutil.copy(ROOT / ".gitignore", tmp_path)
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    paths = [str(path.relative_to(ROOT)) for path in (ROOT / "src").rglob("*") if path.suffix != ".pyc"]
+    command = ["git", "-C", str(tmp_path), "check-ignore", "--no-index", "--stdin"]
+    done = subprocess.run(command, input="\n".join(paths), capture_output=True, text=True, check=False)
+    ignored = {path for path in done.stdout.splitlines() if not path.endswith("__pycache__")}
+    assert (len(paths) > 400, ignored) == (True, set())

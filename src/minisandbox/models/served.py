@@ -215,8 +215,9 @@ class ServedModel:
                 raise
             report = _LOG.warning if self._tokens == "yes" else _LOG.info
             report(
-                "%s tokenizes the conversations (%s): a turn may fork its row; to send token ids, give --tokenizer DIR",
+                "%s tokenizes the conversations (%s): a turn may fork its row; to send token ids, %s",
                 self._client.server, error.what,
+                error.hint if isinstance(error, MissingExtra) else "give --tokenizer DIR",
             )  # fmt: skip
             return None
         if renderer.rewrites_history:
