@@ -177,7 +177,7 @@ SKYRL_PYTHON ?= python3.12
 test-skyrl: $(SKYRL_VENV)/.made
 	"$(SKYRL_VENV)/bin/python" -m pytest $(LONG) $(PYTEST_ARGS) tests/kernel/grading/test_skyrl.py tests/unit/test_skyrl_step.py
 
-$(SKYRL_VENV)/.made: tools/make-skyrl-venv
+$(SKYRL_VENV)/.made: tools/make-skyrl-venv pyproject.toml
 	@tools/make-skyrl-venv "$(SKYRL_VENV)" "$(SKYRL_PYTHON)"
 
 HARBOR_VENV ?= .venv-harbor-$(shell id -u)
@@ -185,7 +185,7 @@ HARBOR_PYTHON ?= $(SKYRL_PYTHON)
 test-harbor: $(HARBOR_VENV)/.made
 	"$(HARBOR_VENV)/bin/python" -m pytest $(LONG) $(PYTEST_ARGS) tests/integrations/test_harbor.py
 
-$(HARBOR_VENV)/.made: tools/make-harbor-venv
+$(HARBOR_VENV)/.made: tools/make-harbor-venv pyproject.toml
 	@tools/make-harbor-venv "$(HARBOR_VENV)" "$(HARBOR_PYTHON)"
 
 # What meets other projects' code, with the newest version of each; Harbor in an environment of its own, for it needs Python 3.12.
@@ -218,7 +218,7 @@ VLLM_PYTHON ?= python3.11
 test-vllm: $(VLLM_VENV)/.made
 	"$(VLLM_VENV)/bin/python" -m pytest $(LONG) -rP $(PYTEST_ARGS) tests/vllm tests/unit/test_train_vllm.py
 
-$(VLLM_VENV)/.made: tools/make-vllm-venv
+$(VLLM_VENV)/.made: tools/make-vllm-venv pyproject.toml
 	@tools/make-vllm-venv "$(VLLM_VENV)" "$(VLLM_PYTHON)"
 
 fuzz: $(VENV)/.dev
