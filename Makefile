@@ -43,7 +43,7 @@ help:
 	@echo "make test-cluster  300 rollouts over 12 images on three nodes; nodes and drivers killed, three times; other faults; as root, an hour"
 	@echo "make soak-cluster  the same ten times"
 	@echo "make test-journey  both guides of the original, end to end: ten rows, three nodes, 128 sandboxes, SFT, RL; as root; 25 minutes; JOURNEY=DIR"
-	@echo "make test-agents  install Claude Code, Codex, mini-swe-agent and Qwen Code, and let each solve a task; ten minutes; AGENTS='codex'"
+	@echo "make test-agents  install Claude Code, Codex, mini-swe-agent and Qwen Code, and let each solve a task, against a script and a model that samples; 15 minutes; AGENTS='codex'"
 	@echo "make cluster-scaling  64 nodes that only pretend, 20,000 rollouts: how far one driver goes; SCALING='--nodes 8 ...'"
 	@echo "make test-skyrl   what SkyRL's own code says of our generator, in an environment with it: Python 3.12, 5 GB"
 	@echo "make test-harbor  Harbor itself over sandboxes, and its models of what we export: Python 3.12, 0.5 GB; two minutes"
@@ -160,11 +160,11 @@ test-cluster: $(VENV)/.dev
 soak-cluster: $(VENV)/.dev
 	$(CLUSTER) MINISANDBOX_TEST_CLUSTER_REPEAT=10 "$(BIN)/python" -m pytest $(LONG) $(PYTEST_ARGS) tests/cluster/test_cluster.py
 
-# JOURNEY: a directory for its files, where the same command resumes
 # The released agents of the bundled recipes, each on a quickstart task: three gigabytes, most of them downloaded once.
-test-agents: $(VENV)/.dev
-	MINISANDBOX_TEST_AGENTS="$(or $(AGENTS),1)" "$(BIN)/python" -m pytest $(LONG) -s $(PYTEST_ARGS) tests/agents
+test-agents: $(FULL)/.dev
+	MINISANDBOX_TEST_AGENTS="$(or $(AGENTS),1)" "$(FULL)/bin/python" -m pytest $(LONG) -s $(PYTEST_ARGS) tests/agents
 
+# JOURNEY: a directory for its files, where the same command resumes
 test-journey: $(FULL)/.dev
 	MINISANDBOX_TEST_JOURNEY="$(or $(abspath $(JOURNEY)),1)" "$(FULL)/bin/python" -m pytest $(LONG) $(PYTEST_ARGS) tests/journey
 

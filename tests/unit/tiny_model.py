@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pytest
@@ -34,29 +35,31 @@ LINES = [
 ]
 
 
-def tiny_tokenizer() -> PreTrainedTokenizerBase:
+def tiny_tokenizer(lines: Sequence[str] = LINES * 8, vocabulary: int = 400) -> PreTrainedTokenizerBase:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: PLC0415 - an extra
 
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=400,
+        vocab_size=vocabulary,
         special_tokens=["<|im_start|>", "<|im_end|>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    bpe.train_from_iterator(LINES * 8, trainer)
+    bpe.train_from_iterator(lines, trainer)
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|im_end|>")
     tokenizer.chat_template = TEMPLATE
     return tokenizer
 
 
-def tiny_model(vocabulary: int, kind: str = "qwen2", seed: int = 0, scale: float = 0.3) -> PreTrainedModel:
+def tiny_model(
+    vocabulary: int, kind: str = "qwen2", seed: int = 0, scale: float = 0.3, context: int = 4096
+) -> PreTrainedModel:
     torch.manual_seed(seed)
     sizes = {
         "vocab_size": vocabulary, "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": context,
         "bos_token_id": None, "eos_token_id": 1, "initializer_range": scale,
     }  # fmt: skip
     if kind == "qwen2":
