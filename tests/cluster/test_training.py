@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests import waiting
 from tests.cluster.cluster_tools import ROOT, begin, clean_hosts, live, make_tasks
-from tests.unit.tiny_model import tiny_model, tiny_tokenizer
+from tests.unit.tiny_model import save_tiny_model
 from tests.unit.toy_setting import toy_config
 
 from minisandbox.rollouts import RunReader
@@ -56,9 +56,7 @@ def test_training_on_two_nodes_is_training_on_one(tmp_path: Path, capsys: pytest
     lines = (tmp_path / "tasks.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "trained.jsonl").write_text("".join(lines[:2]))
     (tmp_path / "held.jsonl").write_text(lines[2])
-    tokenizer = tiny_tokenizer()
-    tiny_model(len(tokenizer), "llama").save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+    save_tiny_model(tmp_path / "model", "llama")
     path = {"PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
     with clean_hosts(tmp_path, 2, 2, extra={0: path, 1: path}) as cluster:
         found = {}

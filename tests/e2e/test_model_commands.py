@@ -66,11 +66,9 @@ def test_proxy_writes_its_rows_at_the_end(tmp_path: Path, number: signal.Signals
 
 
 def test_serve_a_directory(tmp_path: Path) -> None:
-    from tests.unit.tiny_model import tiny_model, tiny_tokenizer  # noqa: PLC0415 - skips where the extra is missing
+    from tests.unit.tiny_model import save_tiny_model  # noqa: PLC0415 - skips where the extra is missing
 
-    tokenizer = tiny_tokenizer()
-    tokenizer.save_pretrained(tmp_path / "tiny")
-    tiny_model(len(tokenizer)).save_pretrained(tmp_path / "tiny")
+    save_tiny_model(tmp_path / "tiny")
     with command("serve", "--model", str(tmp_path / "tiny"), "--threads", "1") as (process, base_url):
         answer = ask(base_url, model="tiny", max_tokens=5, return_token_ids=True, logprobs=True)
         assert len(answer["choices"][0]["token_ids"]) == answer["usage"]["completion_tokens"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.tiny_model import tiny_model, tiny_tokenizer, torch, transformers
+from tests.unit.tiny_model import save_tiny_model, torch, transformers
 from tests.unit.toy_setting import toy_config
 from tests.unit.two_processes import run_in_two_processes
 
@@ -39,11 +39,7 @@ ROWS = [row(9, 0.5, 1), row(14, -1.0, 2), row(6, 0.75, 3, 0.4), row(12, 0.75, 4,
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("model")
-    tokenizer = tiny_tokenizer()
-    tiny_model(len(tokenizer), "llama").save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
-    return directory
+    return save_tiny_model(tmp_path_factory.mktemp("model"), "llama")
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.unit.tiny_model import tiny_model, tiny_tokenizer, torch
+from tests.unit.tiny_model import save_tiny_model, tiny_model, tiny_tokenizer, torch
 from tests.unit.toy_setting import toy_config
 
 from minisandbox.cli.main import main
@@ -21,11 +21,7 @@ GIB = 1 << 30
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    tokenizer = tiny_tokenizer()
-    tiny_model(len(tokenizer)).save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    return path
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 def test_activations_are_those_of_real_tensors(model: Path) -> None:

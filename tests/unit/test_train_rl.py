@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.tiny_model import tiny_model, tiny_tokenizer, torch, transformers
+from tests.unit.tiny_model import save_tiny_model, torch, transformers
 from tests.unit.toy_setting import Toy, ToySetting, few_letters, toy_config
 from tests.unit.two_processes import run_in_two_processes
 
@@ -41,11 +41,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("model")
-    tokenizer = tiny_tokenizer()
-    tiny_model(len(tokenizer), "llama").save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
-    return directory
+    return save_tiny_model(tmp_path_factory.mktemp("model"), "llama")
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.tiny_model import tiny_model, tiny_tokenizer, torch, transformers
+from tests.unit.tiny_model import save_tiny_model, tiny_tokenizer, torch, transformers
 
 from minisandbox.errors import DiskFull, RunError, TrainingError
 from minisandbox.train.config import Checkpoints, Lora, Optimizer, SftConfig
@@ -38,11 +38,7 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("model")
-    tokenizer = tiny_tokenizer()
-    tiny_model(len(tokenizer), "llama").save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
-    return directory
+    return save_tiny_model(tmp_path_factory.mktemp("model"), "llama")
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.unit.tiny_model import tiny_model, tiny_tokenizer, torch, transformers
+from tests.unit.tiny_model import save_tiny_model, torch, transformers
 from tests.unit.two_processes import run_in_two_processes
 
 from minisandbox.train.config import Optimizer, SftConfig
@@ -21,9 +21,7 @@ pytestmark = [pytest.mark.once, pytest.mark.filterwarnings("default")]
 
 @pytest.mark.parametrize("kind", ["whole", "lora"])
 def test_two_processes_save_one_model(kind: str, tmp_path: Path) -> None:
-    tokenizer = tiny_tokenizer()
-    tiny_model(len(tokenizer), "llama").save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+    save_tiny_model(tmp_path / "model", "llama")
     run_in_two_processes("-m", "tests.unit.sharded_saving", str(tmp_path / "model"), str(tmp_path / "run"), kind)
     saved = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
     began = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
@@ -40,9 +38,7 @@ def test_two_processes_save_one_model(kind: str, tmp_path: Path) -> None:
 
 def test_two_processes_fine_tune_as_one_does(tmp_path: Path) -> None:
     """Each has its rows of every step; one process takes as many by accumulation."""
-    tokenizer = tiny_tokenizer()
-    tiny_model(len(tokenizer), "llama").save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+    save_tiny_model(tmp_path / "model", "llama")
     rows = [{"input_ids": [5 + n, 6, 7 + n, *[8] * n], "loss_mask": [0, 1, *[1] * (n + 1)]} for n in range(8)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = SftConfig(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -65,6 +66,14 @@ def tiny_model(
     if kind == "qwen2":
         return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**sizes))
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
+
+
+def save_tiny_model(directory: Path, kind: str = "qwen2") -> Path:
+    """Write a model with its tokenizer; return the directory."""
+    tokenizer = tiny_tokenizer()
+    tiny_model(len(tokenizer), kind).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
 
 
 def tiny_engine(

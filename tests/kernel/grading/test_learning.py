@@ -156,16 +156,14 @@ def test_a_step_of_reinforcement_learning(
 ) -> None:
     for name in ("trl", "peft", "datasets"):
         pytest.importorskip(name, reason="the extra [train] is not installed")
-    from tests.unit.tiny_model import tiny_model, tiny_tokenizer  # noqa: PLC0415 - an extra
+    from tests.unit.tiny_model import save_tiny_model  # noqa: PLC0415 - an extra
     from tests.unit.toy_setting import toy_config  # noqa: PLC0415 - the same
 
     from minisandbox.train.config import Evaluation, Groups  # noqa: PLC0415 - the same
     from minisandbox.train.rl import train_rl  # noqa: PLC0415 - the same
     from minisandbox.train.sandboxes import SandboxEnvironment  # noqa: PLC0415 - the same
 
-    tokenizer = tiny_tokenizer()
-    tiny_model(len(tokenizer), "llama").save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+    save_tiny_model(tmp_path / "model", "llama")
     config = toy_config(tmp_path / "model", tmp_path / "run")
     policy = replace(config.policy, agent=AGENT, steps=1, max_tokens=6, deadline=300.0)
     config = replace(config, steps=1, groups=Groups(tasks=1, size=4, redo=0, refill=0), micro_batch=4, workers=2,

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.unit.tiny_model import tiny_model, tiny_tokenizer
+from tests.unit.tiny_model import save_tiny_model
 from tests.unit.toy_setting import toy_config
 
 from minisandbox.images import Image
@@ -25,9 +25,7 @@ pytestmark = [pytest.mark.kernel, pytest.mark.filterwarnings("default")]  # thos
 
 
 def test_a_step_in_sandboxes(smith: Task, smith_image: Image, tmp_path: Path) -> None:
-    tokenizer = tiny_tokenizer()
-    tiny_model(len(tokenizer), "llama").save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+    save_tiny_model(tmp_path / "model", "llama")
     config = toy_config(tmp_path / "model", tmp_path / "run")
     policy = replace(config.policy, agent="tests.unit.toy_setting:SometimesRight", max_tokens=6, deadline=300.0)
     config = replace(config, steps=1, groups=Groups(tasks=1, size=6, redo=0), micro_batch=6, workers=2, policy=policy,
