@@ -89,7 +89,6 @@ class Record:
     steps: list[Step] = field(default_factory=list)
     tokens: TokenGraph = field(default_factory=TokenGraph)
     patches: list[TurnPatch] = field(default_factory=list)
-    _with_tokens: list[int] = field(default_factory=list)
 
     def add(
         self, completion: Completion, began: float, tools: Sequence[Mapping[str, object]] = (), queued: float = 0.0
@@ -118,16 +117,13 @@ class Record:
             queued: seconds for which the request waited in queues.
             trained: whether its tokens carry loss.
         """
-        if completion.tokens is not None:
-            self.tokens.add(completion.tokens, trained=trained)
-            self._with_tokens.append(len(self.turns))
+        self.tokens.add(completion.tokens, trained=trained)
         # Store tokens only in the graph: each prompt repeats the earlier ones, so whole prompts take quadratic space.
         self.turns.append(Turn(message, replace(completion, tokens=None), began, queued))
 
     def rows(self) -> tuple[TokenRow, ...]:
         """Return the training rows; their turns are indices of ``turns``."""
-        turns = self._with_tokens
-        return tuple(replace(row, turns=tuple(turns[index] for index in row.turns)) for row in self.tokens.rows())
+        return self.tokens.rows()
 
 
 def shortened(result: ExecResult) -> ExecResult:

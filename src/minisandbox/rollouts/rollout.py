@@ -164,16 +164,20 @@ async def make_box(image: Image, task: Task, setup: Setup) -> AsyncSandbox:
 def install(agent: CommandAgent, store: Store, progress: Progress | None = None) -> list[Path]:
     """Install a command-line agent in a store, as an image of its own; return the layers for other images.
 
+    Later calls return the same layers as long as they exist, because planning a build takes longer than a sandbox.
+
     Raises:
         MiniSandboxError: the installation failed.
     """
     from minisandbox.images import build  # noqa: PLC0415 - other agents need no build
 
-    recipe = agent.recipe.image()
+    recipe, layers = agent.recipe.image(), agent.layers.get(store.root)
     if recipe is None:
         return []
-    image = build(recipe, store=store, name=f"agent-{agent.recipe.title.replace(' ', '-')}", progress=progress)
-    return [store.layer_tree(key) for key in image.layers[1:]]
+    if layers is None or not all(layer.is_dir() for layer in layers):
+        image = build(recipe, store=store, name=f"agent-{agent.recipe.title.replace(' ', '-')}", progress=progress)
+        layers = agent.layers[store.root] = [store.layer_tree(key) for key in image.layers[1:]]
+    return layers
 
 
 # --- the agent's part ------------------------------------------------------------------------------------------------

@@ -18,14 +18,12 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint as recompute
 from transformers import PreTrainedModel, get_scheduler
 
-from minisandbox.train.config import RlConfig
+from minisandbox.train.config import LOGITS_AT_ONCE, RlConfig
 from minisandbox.train.losses import corrections, divergences, policy_losses, scales
 from minisandbox.train.rows import EMPTY, TrainingRow, collate
 from minisandbox.train.running import TrainingRun, open_policy
 from minisandbox.train.sft import lora_of, write_policy
 
-_AT_ONCE = 1024
-"""Number of tokens whose logits are in memory at once: 0.6 GB in float32 for a vocabulary of 152,000."""
 _WAIT = timedelta(days=7)
 """How long processes wait for each other: rank 0 runs a step's rollouts, which take hours, while the others wait."""
 
@@ -41,7 +39,7 @@ class TokenLogprobs(torch.nn.Module):  # type: ignore[misc] # mypy does not read
         at_once: number of tokens whose logits are in memory at once.
     """
 
-    def __init__(self, model: PreTrainedModel, temperature: float, at_once: int = _AT_ONCE) -> None:
+    def __init__(self, model: PreTrainedModel, temperature: float, at_once: int = LOGITS_AT_ONCE) -> None:
         super().__init__()
         self.model = model
         self._temperature, self._at_once = temperature, at_once

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minisandbox.errors import InvalidValue, TrainingError
-from minisandbox.train.config import RlConfig, SftConfig
+from minisandbox.train.config import LOGITS_AT_ONCE, RlConfig, SftConfig
 from minisandbox.types import human_size
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ QWEN2 = {
 """Hidden size, intermediate size, layers, heads, key-value heads and tied embeddings of Qwen2.5's models, by size."""
 _LOGITS = 5
 """Float32 copies of a chunk's logits in the backward pass: measured by benchmarks/training_memory.py."""
-_CHUNKS = {SftConfig: 4096, RlConfig: 1024}
+_CHUNKS = {SftConfig: 4096, RlConfig: LOGITS_AT_ONCE}
 """Tokens whose logits are in memory at once."""
 _SAMPLE = 128  # tokens of the counted rows
 

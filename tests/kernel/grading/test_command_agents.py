@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -202,8 +203,13 @@ def test_a_program_is_one_layer_over_all_images_and_is_never_exported(
     layers = install(CommandAgent(installed), store)
     assert not {store.layer_tree(key) for key in smith_image.layers} & set(layers)
     assert install(CommandAgent(installed), store) == layers
+    agent = CommandAgent(installed)
+    assert install(agent, store) == install(agent, store) == layers
     for private in (False, True):
         with pytest.raises(InvalidValue, match="the program of an agent"):
             export_images(store, ["agent-fake-setup"], tmp_path / "layout", private=private)
     exported = export_images(store, [smith_image.name], tmp_path / "task", private=True)
     assert exported.layers == len(smith_image.layers) + (smith_image.tests_layer is not None)
+    shutil.rmtree(layers[-1].parent)  # as gc does
+    assert install(agent, store) == layers
+    assert layers[-1].is_dir()

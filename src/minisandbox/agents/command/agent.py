@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from minisandbox.agents.command.recipe import AgentRecipe
@@ -53,6 +54,9 @@ class CommandAgent:
 
     Args:
         recipe: the agent's recipe.
+
+    Attributes:
+        layers: the directories of the installed program's layers, by the root of the store.
     """
 
     needs_model = True
@@ -60,6 +64,7 @@ class CommandAgent:
     def __init__(self, recipe: AgentRecipe) -> None:
         self.recipe = recipe
         self.name = recipe.name
+        self.layers: dict[Path, list[Path]] = {}
         self._proxy: CaptureProxy | None = None
         self._users = 0
 
