@@ -38,6 +38,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "certificates": (),
     "git": ("host",),
     "reading": (),
+    "lazy": (),
     "index_settings": ("store",),
     "redaction": (),
     "wheels": (),
@@ -62,7 +63,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 FREE = ("integrations", "cli", "__main__")
 SHARED = (
     "errors", "types", "plugins", "patches", "compression", "syntax", "certificates", "index_settings", "redaction",
-    "wheels", "git", "reading",
+    "wheels", "git", "reading", "lazy",
 )  # fmt: skip
 WITHOUT_THIRD_PARTY = ("launch", "egress", "host", "store", "sandbox")
 # Loaded where something is compressed, and only then (docs/dependencies.md).

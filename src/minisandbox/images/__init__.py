@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from minisandbox.lazy import importer
+
 _NAMES = {
     "builder": "build read_dockerfile",
     "dockerfile.evaluation": "BuildOptions",
@@ -22,8 +24,8 @@ _NAMES = {
     "schedule": "Budget Building Built build_all",
 }
 """The public names of each module, separated by spaces."""
-_HOME = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names.split()}
-_HOME |= dict.fromkeys(("Pins", "read_pins"), "minisandbox.spec")
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
+_HOME |= dict.fromkeys(("Pins", "read_pins"), ".spec")
 
 __all__ = sorted(_HOME)  # noqa: PLE0605 - the table above is the one definition
 
@@ -61,15 +63,7 @@ if TYPE_CHECKING:
     from minisandbox.spec import read_pins as read_pins
     from minisandbox.store.sizes import ImageSize as ImageSize
 
-
-def __getattr__(name: str) -> object:
-    """Import a public name from its module (PEP 562)."""
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module  # noqa: PLC0415 - needed only once a name is used
-
-    return getattr(import_module(home), name)
+__getattr__ = importer(__name__, _HOME)
 
 
 def __dir__() -> list[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from minisandbox.lazy import importer
+
 if TYPE_CHECKING:
     from minisandbox.sandbox._async.files import AsyncFiles as AsyncFiles
     from minisandbox.sandbox._async.process import AsyncProcess as AsyncProcess
@@ -36,12 +38,4 @@ _HOME = {
 
 __all__ = sorted(_HOME)  # noqa: PLE0605 - the table above is the one definition
 
-
-def __getattr__(name: str) -> object:
-    """Import a public name from its module (PEP 562)."""
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module  # noqa: PLC0415 - costs nothing until a name is used
-
-    return getattr(import_module(f"{__name__}.{home}"), name)
+__getattr__ = importer(__name__, _HOME)

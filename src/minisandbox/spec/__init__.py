@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from minisandbox.lazy import importer
+
 _NAMES = {
     "index": (
         "CPU EVERYTHING LOCK_FORMAT TORCH_BACKEND TORCH_BACKENDS IndexView Lock Package PythonRequest parse_moment"
@@ -23,7 +25,7 @@ _NAMES = {
     "sources": "GitSource ImageSource LocalSource SdistSource Source is_commit shown",
 }
 """The public names of each module, separated by spaces."""
-_HOME = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names.split()}
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = sorted(_HOME)  # noqa: PLE0605 - the table above is the one definition
 
@@ -88,12 +90,4 @@ if TYPE_CHECKING:
     from minisandbox.spec.sources import is_commit as is_commit
     from minisandbox.spec.sources import shown as shown
 
-
-def __getattr__(name: str) -> object:
-    """Import a public name from its module (PEP 562)."""
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module  # noqa: PLC0415 - needed only once a name is used
-
-    return getattr(import_module(home), name)
+__getattr__ = importer(__name__, _HOME)
