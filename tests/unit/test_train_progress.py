@@ -61,12 +61,11 @@ from minisandbox.cli import main, train
 train._EXIT_SECONDS = 0.3
 main._handle_sigterm(args := argparse.Namespace())
 with train._prompt_exit(args, {str(tmp_path)!r}):
-    print("ready", flush=True)
-    while True:
-        try:
-            time.sleep(60)
-        except KeyboardInterrupt:
-            pass
+    try:
+        print("ready", flush=True)
+        time.sleep(60)
+    except KeyboardInterrupt:
+        time.sleep(60)
 """
     process = subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
