@@ -147,7 +147,19 @@ def test_a_name_of_another_site_is_refused_even_with_the_token(runs: Path) -> No
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH"])
 def test_the_server_only_reads(client: TestClient, method: str) -> None:
-    assert client.request(method, "/runs/first").status_code == 405
+    origin = {"Origin": "http://127.0.0.1:8642"}
+    assert client.request(method, "/runs/first", headers=origin).status_code == 405
+
+
+def test_only_a_page_of_the_server_may_start_a_replay(client: TestClient, runs: Path) -> None:
+    path = "/runs/first/replay/0/owner__none-1"
+    for origin in ("", "null", "http://evil.example", "http://127.0.0.1:9000", "https://127.0.0.1:8642"):
+        headers = {"Origin": origin} if origin else {}
+        assert client.post(path, headers=headers).status_code == 403, origin
+    origin = {"Origin": "http://127.0.0.1:8642"}
+    assert client.post(path, headers=origin).status_code == 404  # accepted: there is no such rollout
+    assert anonymous(runs).post(path, headers=origin).status_code == 403
+    assert client.get(path).status_code == 405
 
 
 def test_each_answer_has_a_strict_policy(client: TestClient, runs: Path) -> None:

@@ -85,19 +85,27 @@ class ReplayAgent:
             raise NotFound(f"there is no recording for {task.instance_id!r}", hint=f"recorded are {names}")
         try:
             for command in commands:
-                await self._play(command, session)
+                await play(command, session, timeout=self._timeout)
         finally:
             await session.close()
         return Ending()
 
-    async def _play(self, command: Command, session: Session) -> None:
-        edit = edit_of(command)
-        if edit is not None:
-            await session.edit(edit)
-        elif isinstance(command, InShell):
-            await session.perform(command.script, timeout=self._timeout, stateful=True)
-        else:
-            await session.perform(command, timeout=self._timeout)
+
+async def play(command: Command, session: Session, *, timeout: float) -> None:
+    """Run a recorded command or edit.
+
+    Args:
+        command: the command.
+        session: runs and records it.
+        timeout: time limit in seconds.
+    """
+    edit = edit_of(command)
+    if edit is not None:
+        await session.edit(edit)
+    elif isinstance(command, InShell):
+        await session.perform(command.script, timeout=timeout, stateful=True)
+    else:
+        await session.perform(command, timeout=timeout)
 
 
 def _read(path: Path) -> object:

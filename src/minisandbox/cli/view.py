@@ -18,7 +18,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options to the parser."""
     parser.description = (
         "Serve pages about runs to the browser of this user: runs, tasks, and rollouts turn by turn. The printed "
-        "address contains a token; without it, the server answers nothing. It only reads."
+        "address contains a token; without it, the server answers nothing."
     )
     parser.add_argument(
         "runs", metavar="RUN", type=Path, nargs="*", default=[Path()],

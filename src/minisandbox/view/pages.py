@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from urllib.parse import quote, urlencode
@@ -16,6 +18,7 @@ from markupsafe import Markup
 from minisandbox import __version__
 from minisandbox.errors import NotFound
 from minisandbox.grade import Verdict
+from minisandbox.rollouts.replay import Replay, replay_patches
 from minisandbox.sandbox import live_sandboxes
 from minisandbox.store import Store, default_root
 from minisandbox.store.overview import image_rows
@@ -80,6 +83,10 @@ class Links:
         """The curves of a training run, with the rollouts of a step."""
         return f"{self.run(key)}/training?{urlencode({'step': step})}" if step else f"{self.run(key)}/training"
 
+    def replay(self, key: str, instance_id: str, attempt: int) -> str:
+        """Where the button of a rollout without diffs of turns sends its request."""
+        return f"{self.run(key)}/replay/{attempt}/{quote(instance_id)}"
+
     def raw(self, key: str, instance_id: str, attempt: int, part: str) -> str:
         """A text of a rollout, whole."""
         return f"{self.run(key)}/raw/{attempt}/{quote(instance_id)}?{urlencode({'part': part})}"
@@ -95,6 +102,8 @@ class Pages:
 
     def __init__(self, site: Site, links: Links | None = None) -> None:
         self.site, self.links = site, links or Links()
+        self._replays: dict[tuple[str, str, int], Replay] = {}
+        self._replaying = threading.Lock()
         self._environment = Environment(
             loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined, finalize=_shown,
             trim_blocks=True, lstrip_blocks=True,
@@ -189,13 +198,25 @@ class Pages:
     ) -> str:
         """Render a rollout, whose fragments begin with ``anchor``."""
         run = self.site.run(key)
-        trajectory = trajectory_of(run.index, instance_id, attempt)
+        trajectory, replayed = self._replayed(run, instance_id, attempt)
         before, after = run.index.neighbours(instance_id, attempt)
         return self.render(
             template, title=f"{instance_id}#{attempt}", run=run, trajectory=trajectory, turns=turns_of(trajectory),
             tests=tests_by_outcome(trajectory), verdict=verdict_of(trajectory), before=before, after=after,
-            stages=_stages(trajectory), timings=asdict(trajectory.timings), anchor=anchor,
+            stages=_stages(trajectory), timings=asdict(trajectory.timings), anchor=anchor, replayed=replayed,
         )  # fmt: skip
+
+    def replay(self, key: str, instance_id: str, attempt: int) -> None:
+        """Run a rollout's commands again, for the diffs of its turns; one replay at a time."""
+        trajectory = trajectory_of(self.site.run(key).index, instance_id, attempt)
+        with self._replaying:
+            self._replays[key, instance_id, attempt] = asyncio.run(replay_patches(trajectory, Store.open()))
+
+    def _replayed(self, run: Run, instance_id: str, attempt: int) -> tuple[Trajectory, Replay | None]:
+        """Return a rollout, with the diffs of its replay if there was one."""
+        trajectory = trajectory_of(run.index, instance_id, attempt)
+        replayed = self._replays.get((run.key, instance_id, attempt))
+        return replace(trajectory, patches=replayed.patches) if replayed else trajectory, replayed
 
     def tokens(self, key: str, instance_id: str, attempt: int, number: int, start: int) -> str:
         """Render a part of a row of tokens."""
@@ -219,7 +240,7 @@ class Pages:
             attempt: the rollout's number.
             part: ``message N``, ``stdout N``, ``stderr N``, ``turn N`` (its patch), ``patch``, ``log`` or ``tests``.
         """
-        trajectory = trajectory_of(self.site.run(key).index, instance_id, attempt)
+        trajectory, _ = self._replayed(self.site.run(key), instance_id, attempt)
         kind, _, text = part.partition(" ")
         index = int(text) if text.isdecimal() and len(text) < 9 else 0
         grade = trajectory.grade

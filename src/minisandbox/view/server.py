@@ -1,8 +1,9 @@
 """Serve the pages to the browser of one user.
 
-The server only reads. It accepts requests with the token of this start, which a cookie carries after the first
-request, and whose Host header is this machine's: a page of another site can neither read nor drive it, even if its name
-resolves to this machine (DNS rebinding).
+It accepts requests with the token of this start, which a cookie carries after the first request, and whose Host header
+is this machine's: a page of another site can neither read nor drive it, even if its name resolves to this machine (DNS
+rebinding). All requests read, except for POST, which replays a rollout's commands in a sandbox: it needs an Origin
+header that names this server.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _HEADERS = {
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    "referrer-policy": "no-referrer",
+    "referrer-policy": "same-origin",  # no-referrer would also remove the Origin header of our own forms
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
     "cache-control": "no-store",
@@ -45,7 +46,7 @@ _TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
 class Guard:
-    """Refuse requests without the token, for another host, or that are not GET; add the security headers.
+    """Refuse requests without the token, for another host, or that change something; add the security headers.
 
     Args:
         app: answers the accepted requests.
@@ -74,8 +75,11 @@ class Guard:
     def _refusal(self, request: Request) -> Response | None:
         if not is_own_host(request.headers.get("host", ""), self._host):
             return PlainTextResponse("Not this server's name: use the address that minisandbox view printed.\n", 421)
-        if request.method not in ("GET", "HEAD"):
-            return PlainTextResponse("This server only reads.\n", 405)
+        if request.method == "POST":
+            if request.headers.get("origin") != f"{request.url.scheme}://{request.headers['host']}":
+                return PlainTextResponse("Only a page of this server may send this.\n", 403)
+        elif request.method not in ("GET", "HEAD"):
+            return PlainTextResponse("This server only reads, and replays.\n", 405)
         cookie = f"minisandbox-view-{request.url.port or 80}"
         if self._is_token(request.query_params.get("token", "")):
             response = RedirectResponse(_without_token(request), 303)
@@ -137,6 +141,10 @@ def application(site: Site, token: str, host: str, is_ending: Callable[[], bool]
         text = await run_in_threadpool(pages.raw, *name(request), request.query_params.get("part", ""))
         return PlainTextResponse(text)
 
+    async def replay(request: Request) -> Response:
+        await run_in_threadpool(pages.replay, *name(request))
+        return RedirectResponse(pages.links.rollout(*name(request)), 303)
+
     async def events(request: Request) -> Response:
         run = site.run(request.path_params["key"])
         return StreamingResponse(changes(run.state, is_ending), media_type="text/event-stream")
@@ -161,6 +169,7 @@ def application(site: Site, token: str, host: str, is_ending: Callable[[], bool]
             page(lambda r: pages.tokens(*name(r), _number(r, "row"), _number(r, "start"))),
         ),
         Route(f"/runs/{{key}}/raw/{rollout}", raw),
+        Route(f"/runs/{{key}}/replay/{rollout}", replay, methods=["POST"]),
         Route("/runs/{key}/training", page(lambda r: pages.training(r.path_params["key"], _number(r, "step")))),
         Route("/runs/{key}/events", events),
         Route("/static/{name}", static),
