@@ -211,7 +211,8 @@ def test_a_cancelled_start_leaves_no_process(spec: ImageSpec) -> None:
                     await asyncio.sleep(delay)
                     task.cancel()
                     with contextlib.suppress(asyncio.CancelledError):
-                        await (await task).kill()
+                        async with await task as process:
+                            await process.kill()
             await until(lambda: none_left(box))
 
     async def none_left(box: AsyncSandbox) -> bool:
