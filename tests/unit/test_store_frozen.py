@@ -184,7 +184,7 @@ def test_copies_of_blobs_go_and_what_frozen_layers_need_stays(store: Store) -> N
     with store.hold(two):
         copies = [ensure_blob(store.root, two, compression).digest for compression in (GZIP, COLD)]
     freeze(store, ["one"])
-    remove_copies(store, copies)
+    remove_copies(store, "zstd", copies)
     assert [f"sha256:{path.name}" for path in blobs(store)] == [copies[1]]
     with store.hold(two):
         ensure_blob(store.root, two, GZIP)

@@ -15,7 +15,7 @@ from tests.unit.store_tools import add_image, add_layer, key_of, names_below, on
 
 from minisandbox.errors import NotFound, StoreError
 from minisandbox.store import FailureRecord, Store, leases
-from minisandbox.store.collect import collect, is_in_use, remove_images, use_of_image
+from minisandbox.store.collect import Usage, collect, remove_images
 from minisandbox.store.leases import Holder, Lease, in_use, layer_of, stamp, use_of
 from minisandbox.store.sizes import StoreSizes
 
@@ -227,7 +227,7 @@ def test_images_in_use_or_just_used_stay(store: Store) -> None:
         age(store, name, 10 * HOUR)
     for layer in store.image("two").layers:
         used(store, layer, 60)
-    assert use_of_image(store, store.image("two")).last > use_of_image(store, store.image("one")).last
+    assert Usage(store).of(store.image("two")).last > Usage(store).of(store.image("one")).last
     with store.hold(*store.image("one").layers):
         assert collect(store, budget=1).images == []
     assert collect(store, budget=1).images == ["one"]
@@ -242,11 +242,11 @@ def test_a_common_layer_on_top_does_not_hide_which_image_is_used(store: Store) -
         age(store, name, 10 * HOUR)
     for layer in store.image("a").layers:
         stamp(store.layer_directory(layer), count=True)
-    uses = {name: use_of_image(store, store.image(name)) for name in ("a", "b")}
+    uses = {name: Usage(store).of(store.image(name)) for name in ("a", "b")}
     assert (uses["a"].count, uses["b"].count) == (2, 1)
     assert uses["a"].last - uses["b"].last > HOUR
     with store.hold(*store.image("b").layers):
-        assert [is_in_use(store, store.image(name)) for name in ("a", "b")] == [False, True]
+        assert [Usage(store).is_now(store.image(name)) for name in ("a", "b")] == [False, True]
     assert collect(store, unused_for=HOUR, grace=60).images == ["b"]
 
 

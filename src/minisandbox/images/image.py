@@ -174,8 +174,7 @@ def archived(store: Store, reference: str) -> list[ImageRecord]:
     parsed = parse_reference(reference)
     if not isinstance(parsed, Remote):
         return []
-    records = store.images_with(parsed.repository.removeprefix("library/"))
-    matches = [record for record in records if is_named(reference, record.notes)]
+    matches = [record for record in store.archived_images() if is_named(reference, record.notes)]
     return sorted(matches, key=lambda record: -record.created)
 
 

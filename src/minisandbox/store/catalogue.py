@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from minisandbox.errors import InvalidValue, NotFound, StoreError
 from minisandbox.store.disk.durable import sync_directory, write_atomic
 from minisandbox.store.disk.faults import store_faults
 from minisandbox.store.disk.paths import set_aside
+from minisandbox.store.index import Row, read_rows
 from minisandbox.store.records import FailureRecord, ImageRecord
 
+NAMES = "names"
+"""Name of the note that lists the references by which an archive names the image."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+=-]{0,199}")
 
 
@@ -66,7 +69,12 @@ class Catalogue:
             DiskFull: the disk is full.
         """
         with self._changing(f"record image {record.name}"):
+            marker = self.root / "archived" / check_name(record.name)
+            if NAMES in record.notes:
+                marker.touch(mode=0o600)
             write_atomic(self._image(record.name), record.to_json())
+            if NAMES not in record.notes:
+                marker.unlink(missing_ok=True)
             self._failure(record.name).unlink(missing_ok=True)
 
     def image(self, name: str) -> ImageRecord:
@@ -90,29 +98,45 @@ class Catalogue:
         """Return the names of all images, sorted."""
         return sorted(path.stem for path in (self.root / "images").glob("[!.]*.json"))
 
-    def images(self) -> list[ImageRecord]:
+    def images(self, on_damaged: Callable[[str, StoreError], None] | None = None) -> list[ImageRecord]:
         """Return every image record, sorted by name.
+
+        Args:
+            on_damaged: called with the name and the error of each damaged record; None raises the error.
 
         Raises:
             StoreError: a record is damaged.
         """
-        records = []
-        for name in self.image_names():
-            with suppress(NotFound):  # another process has removed the image
-                records.append(self.image(name))
-        return records
 
-    def images_with(self, text: str) -> list[ImageRecord]:
-        """Return the image records whose JSON contains an ASCII string; do not parse other records, which is faster.
+        def read(file_name: str) -> Row | None:
+            name = file_name.removesuffix(".json")
+            try:
+                return [asdict(self.image(name))]
+            except NotFound:  # another process has removed the image
+                return None
+            except StoreError as error:
+                if on_damaged is None:
+                    raise
+                on_damaged(name, error)
+                return None
+
+        with store_faults("list images"):
+            rows = read_rows(self.root, "images", ("",), read, cache=self.writable)
+        return [ImageRecord.of(columns) for (columns,) in rows.values()]
+
+    def archived_images(self) -> list[ImageRecord]:
+        """Return the image records with a note :data:`NAMES`, without reading the other records.
 
         Raises:
-            StoreError: a matching record is damaged.
+            StoreError: a record is damaged.
         """
+        names = self.image_names()
+        with suppress(FileNotFoundError):  # a read-only store of an earlier version lacks the folder
+            names = sorted(os.listdir(self.root / "archived"))
         records = []
-        for name in self.image_names():
-            with suppress(NotFound, FileNotFoundError), store_faults(f"read image {name}"):
-                if text.encode() in (self.root / f"images/{name}.json").read_bytes():
-                    records.append(self.image(name))
+        for name in names:
+            with suppress(NotFound):  # another process has removed the image
+                records.append(self.image(name))
         return records
 
     def remove_image(self, name: str) -> None:
@@ -127,7 +151,8 @@ class Catalogue:
                 self._image(name).unlink()
             except FileNotFoundError:
                 raise self._no_image(name) from None
-            (self.root / "pins" / name).unlink(missing_ok=True)
+            for folder in ("pins", "archived"):
+                (self.root / folder / name).unlink(missing_ok=True)
             sync_directory(self.root / "images")
 
     def pin(self, name: str) -> None:

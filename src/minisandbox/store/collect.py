@@ -13,7 +13,7 @@ from pathlib import Path
 from minisandbox.errors import NotFound, StoreError
 from minisandbox.store.disk.faults import store_faults
 from minisandbox.store.disk.locks import LOCK_FILE, hold_lock, open_locked
-from minisandbox.store.disk.staging import reclaim
+from minisandbox.store.disk.staging import reclaim, remove_torn
 from minisandbox.store.disk.trees import measure_tree, remove_tree
 from minisandbox.store.leases import Use, in_use, use_of
 from minisandbox.store.records import FailureRecord, ImageRecord
@@ -149,11 +149,9 @@ def idle_images(
         keep: names of images to leave out.
         grace: seconds; images used within this time are left out too.
     """
-    now = time.time()
-    candidates = sorted(
-        (use_of_image(store, image).last, image.name, image) for image in images if image.name not in keep
-    )
-    return [(used, name) for used, name, image in candidates if now - used >= grace and not is_in_use(store, image)]
+    now, usage = time.time(), Usage(store)
+    candidates = sorted((usage.of(image).last, image.name, image) for image in images if image.name not in keep)
+    return [(used, name) for used, name, image in candidates if now - used >= grace and not usage.is_now(image)]
 
 
 def _freeze_first(
@@ -198,15 +196,36 @@ def remove_download(store: Store, path: Path) -> bool:
     return False
 
 
-def use_of_image(store: Store, image: ImageRecord) -> Use:
-    """Return an image's usage: the minimum over its layers, because each of its sandboxes uses all layers."""
-    uses = [use_of(store.layer_directory(key), image.created) for key in image.layers] or [Use(0, image.created)]
-    return Use(min(use.count for use in uses), min(use.last for use in uses))
+class Usage:
+    """Past and present use of images; looks at each layer once.
 
+    Args:
+        store: the store.
+    """
 
-def is_in_use(store: Store, image: ImageRecord) -> bool:
-    """Return whether all layers of an image are in use; a single layer may be in use by another image."""
-    return bool(image.layers) and all(in_use(store.layer_directory(key)) for key in reversed(image.layers))
+    def __init__(self, store: Store) -> None:
+        self._folder = store.root / "layers"
+        self._uses: dict[str, Use] = {}
+        self._held: dict[str, bool] = {}
+
+    def of(self, image: ImageRecord) -> Use:
+        """Return an image's usage: the minimum over its layers, because each of its sandboxes uses all layers."""
+        uses = [self._use(key) for key in image.layers] or [Use(0, 0.0)]
+        return Use(min(use.count for use in uses), max(image.created, min(use.last for use in uses)))
+
+    def is_now(self, image: ImageRecord) -> bool:
+        """Return whether all layers of an image are in use; a single layer may be in use by another image."""
+        return bool(image.layers) and all(map(self._is_held, reversed(image.layers)))
+
+    def _use(self, key: str) -> Use:
+        if key not in self._uses:
+            self._uses[key] = use_of(self._folder / key, 0.0)
+        return self._uses[key]
+
+    def _is_held(self, key: str) -> bool:
+        if key not in self._held:
+            self._held[key] = in_use(self._folder / key)
+        return self._held[key]
 
 
 @dataclass(slots=True)
@@ -316,8 +335,8 @@ class _Collection:
     def leftovers(self) -> None:
         """Remove leftovers of dead processes, quarantined files, old downloads, and logs whose layer does not exist."""
         if not self.dry_run:
-            removed = reclaim(self.store.root)
-            self.result.leftovers += [f"{removed} unfinished directories of dead processes"] if removed else []
+            for count, kind in ((reclaim(self.store.root), "directories"), (remove_torn(self.store.root), "files")):
+                self.result.leftovers += [f"{count} unfinished {kind} of dead processes"] if count else []
         for path in sorted((self.store.root / "locks").iterdir()):
             self._dead_lock(path)
         for path in sorted((self.store.root / "quarantine").iterdir()):
@@ -369,7 +388,7 @@ class _Collection:
             self.report(f"{self.result.orphans} objects that no layer has")
 
     def _fresh(self, sizes: StoreSizes, key: str) -> bool:
-        created = sizes.layers[key].record.created
+        created = sizes.layers[key].created
         return self.grace > 0 and not _older(use_of(self.store.layer_directory(key), created).last, self.grace)
 
     def _dead_lock(self, path: Path) -> None:

@@ -6,9 +6,8 @@ import enum
 from dataclasses import dataclass
 from pathlib import Path
 
-from minisandbox.errors import NotFound, StoreError
 from minisandbox.store import entries as listing
-from minisandbox.store.collect import is_in_use, use_of_image
+from minisandbox.store.collect import Usage
 from minisandbox.store.disk.trees import measure_tree
 from minisandbox.store.leases import USED
 from minisandbox.store.records import BLOBS, ImageRecord
@@ -59,16 +58,10 @@ class ImageRow:
 
 def image_rows(store: Store) -> list[ImageRow]:
     """Return a row for each image and failed build of a store, sorted by name."""
-    records, rows = [], []
-    for name in store.image_names():
-        try:
-            records.append(store.image(name))
-        except NotFound:  # another process has removed the image
-            continue
-        except StoreError as error:
-            rows.append(ImageRow(name, ImageStatus.BROKEN, None, detail=error.what))
-    sizes, pins = StoreSizes(store, records), store.pins()
-    rows += [_row(store, record, sizes, pins) for record in records]
+    rows: list[ImageRow] = []
+    records = store.images(lambda name, error: rows.append(ImageRow(name, ImageStatus.BROKEN, None, detail=error.what)))
+    sizes, pins, usage = StoreSizes(store, records), store.pins(), Usage(store)
+    rows += [_row(record, sizes, pins, usage) for record in records]
     names = {row.name for row in rows}
     for failure in store.failures():
         if failure.image not in names:
@@ -79,12 +72,12 @@ def image_rows(store: Store) -> list[ImageRow]:
     return sorted(rows, key=lambda row: row.name)
 
 
-def _row(store: Store, record: ImageRecord, sizes: StoreSizes, pins: frozenset[str]) -> ImageRow:
+def _row(record: ImageRecord, sizes: StoreSizes, pins: frozenset[str], usage: Usage) -> ImageRow:
     size, missing = sizes.image(record.name), sizes.missing.get(record.name, [])
-    use = use_of_image(store, record)
+    use = usage.of(record)
     return ImageRow(
         record.name, ImageStatus.BROKEN if missing else ImageStatus.READY, record, size.unique, size.shared,
-        record.created, use.last, use.count, is_in_use(store, record),
+        record.created, use.last, use.count, usage.is_now(record),
         pinned=record.name in pins,
         frozen=any(sizes.layers[key].frozen for key in stack_of(record) if key in sizes.layers),
         detail=f"layer {missing[0][:16]} is missing: build it again" if missing else "",

@@ -58,10 +58,9 @@ class StoreRecord:
         try:
             columns = json.loads(text)
             version = columns.pop("format")
-            names = {f.name for f in fields(cls)}
             if version == FORMAT:
                 cls._check(columns)
-                return cls(**{name: _frozen(value) for name, value in columns.items() if name in names})
+                return cls.of(columns)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise StoreError(
                 f"record {where} is damaged",
@@ -71,6 +70,11 @@ class StoreRecord:
         raise StoreError(
             f"record {where} has format {version!r}", hint="use the MiniSandbox that wrote it, or a later one"
         )
+
+    @classmethod
+    def of(cls, columns: Mapping[str, object]) -> Self:
+        """Return the record with these fields, whose types must be right; ignore unknown fields."""
+        return cls(**{column.name: _frozen(columns[column.name]) for column in fields(cls) if column.name in columns})
 
     @classmethod
     def _check(cls, columns: Mapping[str, object]) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 
 from minisandbox.errors import NotFound, StoreError
 from minisandbox.store import entries as listing
+from minisandbox.store.disk.faults import store_faults
 from minisandbox.store.entries import PRIVATE
-from minisandbox.store.records import ImageRecord, LayerRecord
+from minisandbox.store.index import Row, read_rows
+from minisandbox.store.records import ImageRecord
 from minisandbox.store.store import Store
 
 BLOB = "blob "
@@ -23,22 +25,25 @@ class LayerSize:
     """Disk use of one layer.
 
     Attributes:
-        record: record of the layer.
+        kind: kind of the step that made the layer.
+        parent: key of the layer below, or None.
+        created: seconds since the epoch when the layer was published.
+        imported: whether the layer was built on another machine and imported.
         private: bytes that other layers cannot share: directories, symbolic links, empty and hard-linked files, and the
             file list.
         objects: bytes of each pool object in the layer, or of the blob of a frozen layer, by name.
+        total: bytes of the layer, including objects that other layers share.
         frozen: whether the layer has a blob instead of a tree.
     """
 
-    record: LayerRecord
+    kind: str
+    parent: str | None
+    created: float
+    imported: bool
     private: int
     objects: Mapping[str, int] = field(repr=False)
+    total: int
     frozen: bool = False
-
-    @property
-    def total(self) -> int:
-        """Bytes of the layer, including objects that other layers share."""
-        return self.private + sum(self.objects.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,9 @@ class ImageSize:
         return self.unique + self.shared
 
 
+_fields = attrgetter(*LayerSize.__slots__)
+
+
 def stack_of(image: ImageRecord) -> tuple[str, ...]:
     """Return the keys of all layers of an image, including the tests layer."""
     return (*image.layers, *([image.tests_layer] if image.tests_layer is not None else []))
@@ -76,22 +84,24 @@ def measure_layer(store: Store, key: str) -> LayerSize:
         StoreError: the layer's record, file list or blob record is damaged.
     """
     record, path = store.layer(key), store.layer_directory(key) / listing.NAME
-    private, objects = 0, dict[str, int]()
+    private, objects, is_frozen = 0, dict[str, int](), store.is_frozen(key)
     try:
         private += path.lstat().st_size
-        if store.is_frozen(key):
+        if is_frozen:
             from minisandbox.store.blobs.layer_blobs import COLD, known_blob  # noqa: PLC0415 - few layers are frozen
 
             blob = known_blob(store.root, key, COLD)
-            return LayerSize(record, private, {f"{BLOB}{blob.digest}": blob.size} if blob else {}, frozen=True)
-        for entry in listing.read_entries(store.layer_directory(key)):
-            if entry.copy != PRIVATE:
-                objects[entry.object_name] = entry.disk
-            else:
-                private += 0 if entry.same else entry.disk
+            objects = {f"{BLOB}{blob.digest}": blob.size} if blob else {}
+        else:
+            for entry in listing.read_entries(store.layer_directory(key)):
+                if entry.copy != PRIVATE:
+                    objects[entry.object_name] = entry.disk
+                else:
+                    private += 0 if entry.same else entry.disk
     except FileNotFoundError as error:
         raise StoreError(f"layer {key} has no list of its files", hint="run `minisandbox image verify`") from error
-    return LayerSize(record, private, objects)
+    kind, total = str(record.step.get("kind", "?")), private + sum(objects.values())
+    return LayerSize(kind, record.parent, record.created, record.imported, private, objects, total, is_frozen)
 
 
 class StoreSizes:
@@ -110,14 +120,20 @@ class StoreSizes:
 
     def __init__(self, store: Store, images: Iterable[ImageRecord]) -> None:
         self.images = {image.name: image for image in images}
-        self.layers: dict[str, LayerSize] = {}
         self.damaged: list[str] = []
-        for key in store.layer_keys():
-            with suppress(NotFound):  # another process has removed the layer
-                try:
-                    self.layers[key] = measure_layer(store, key)
-                except StoreError:
-                    self.damaged.append(key)
+
+        def measure(key: str) -> Row | None:
+            try:
+                return [*_fields(measure_layer(store, key))]
+            except NotFound:  # another process has removed the layer
+                return None
+            except StoreError:
+                self.damaged.append(key)
+                return None
+
+        with store_faults("list layers"):
+            rows = read_rows(store.root, "layers", ("", "/layer.json"), measure, cache=store.writable)
+        self.layers = {key: LayerSize(*row) for key, row in rows.items()}
         stacks = {name: stack_of(image) for name, image in self.images.items()}
         self.missing = {
             name: missing_keys
@@ -152,8 +168,11 @@ class StoreSizes:
 
     def freed(self, keys: Iterable[str]) -> int:
         """Return the bytes that removing the given layers would free: those of inodes that no other layer has."""
-        removal = Removal(self)
-        return sum(removal.take(key) for key in set(keys))
+        layers = [self.layers[key] for key in set(keys)]
+        counts = Counter(name for layer in layers for name in layer.objects)
+        sizes = {name: size for layer in layers for name, size in layer.objects.items()}
+        freed_sizes = (size for name, size in sizes.items() if counts[name] == self.owners[name])
+        return sum(layer.private for layer in layers) + sum(freed_sizes)
 
     @cached_property
     def owners(self) -> Counter[str]:
@@ -163,13 +182,13 @@ class StoreSizes:
     def image(self, name: str) -> ImageSize:
         """Return the disk use of an image."""
         unique = self.freed(self.only_of([name]))
-        return ImageSize(unique, self.together(self._stacks[name]) - unique)
+        total = sum(self.layers[key].total for key in self._stacks[name])  # a stack has no inode twice
+        return ImageSize(unique, total - unique)
 
     def only_of(self, names: Iterable[str]) -> set[str]:
         """Return the keys of layers that only the given images have."""
-        chosen_names = set(names)
-        other_keys = {key for name, stack in self._stacks.items() if name not in chosen_names for key in stack}
-        return {key for name in chosen_names for key in self._stacks[name]} - other_keys
+        counts = Counter(key for name in set(names) for key in set(self._stacks[name]))
+        return {key for key, count in counts.items() if count == self.uses[key]}
 
 
 class Removal:

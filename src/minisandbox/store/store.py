@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import shlex
 import time
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minisandbox.errors import NotFound, StoreError
-from minisandbox.store.catalogue import Catalogue, check_name
+from minisandbox.store.catalogue import NAMES, Catalogue, check_name
 from minisandbox.store.disk.durable import write_atomic
 from minisandbox.store.disk.faults import store_faults
 from minisandbox.store.disk.locks import DIRECTORY, hold_flock, hold_lock
@@ -37,8 +36,6 @@ _MOST_VERSION = 1 << 10
 _PARTS = (
     "layers", "objects", "blobs", "images", "failed", "pins", "quarantine", "staging", "locks", "logs", "downloads",
 )  # fmt: skip
-_TORN = re.compile(r"\..+\.[0-9a-f]{12}")
-_TORN_AGE = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +69,10 @@ class Store(Catalogue):
             for folder in _PARTS:
                 (path / folder).mkdir(mode=0o700, exist_ok=True)
             reclaim(path)
-            _remove_torn(path)
-        return cls(path)
+            store = cls(path)
+            if not (path / "archived").exists():
+                store._mark_archived()
+        return store
 
     @classmethod
     def _open_read_only(cls, path: Path) -> Store:
@@ -301,6 +300,14 @@ class Store(Catalogue):
         """Return the path of the downloaded file with this SHA-256."""
         return self.root / "downloads" / check_key(sha256)
 
+    def _mark_archived(self) -> None:
+        """Mark the images of a store that an earlier version created (:meth:`archived_images`)."""
+        with self.staging("archived") as folder, suppress(FileExistsError):
+            for record in self.images(on_damaged=lambda *_: None):
+                if NAMES in record.notes:
+                    (folder / record.name).touch(mode=0o600)
+            folder.rename(self.root / "archived")
+
     def _record(self, key: str) -> Path:
         return self.layer_directory(key) / "layer.json"
 
@@ -326,15 +333,6 @@ class Store(Catalogue):
                 parent_key = self.layer(key).parent
                 pending += [parent_key] if parent_key is not None else []
         yield from objects_of(self.layer_directory(key) for key in stack)
-
-
-def _remove_torn(root: Path) -> None:
-    """Remove the half-written files of killed processes (:func:`.write_atomic`)."""
-    for directory in (root, root / "images", root / "failed", root / "logs", root / "blobs"):
-        for path in directory.glob(".*"):
-            with suppress(OSError):  # the file was renamed or removed meanwhile
-                if _TORN.fullmatch(path.name) and time.time() - path.stat().st_mtime > _TORN_AGE:
-                    path.unlink()
 
 
 def _check_version(root: Path) -> None:

@@ -7,7 +7,6 @@ import contextlib
 import copy
 import dataclasses
 import enum
-import io
 import json
 import re
 import sys
@@ -23,7 +22,7 @@ Once = Callable[[str, str], str]
 """Type of the method :meth:`Repeats.once`."""
 _IMAGE_OR_LOG = re.compile(r" of image '[^']*'|[^\s']*/logs/[^\s';]+")
 """Parts of an error message that differ between tasks with the same error, in addition to the task's id."""
-_WIDE = 500  # columns if stdout is a file or a pipe, so that each row is one line for grep
+_MANY_ROWS = 1000  # number of rows that rich prints in a second
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:
@@ -135,7 +134,7 @@ def print_table(
     numbers: Collection[str] = (),
     unwrapped: Collection[str] = (),
 ) -> None:
-    """Print a table to stdout, wrapped to fit a terminal; print one line per row if stdout is not a terminal.
+    """Print a table to stdout, wrapped to fit a terminal; print one line per row if there are many or no terminal.
 
     Args:
         titles: the headings of the columns.
@@ -143,11 +142,14 @@ def print_table(
         numbers: titles of columns with numbers, which are aligned to the right and not wrapped.
         unwrapped: titles of further columns whose cells are not wrapped.
     """
-    from rich.console import Console  # noqa: PLC0415 - only tables need rich
-    from rich.table import Table  # noqa: PLC0415 - only tables need rich
-    from rich.text import Text  # noqa: PLC0415 - only tables need rich
-
     rows = [[clean_line(cell) for cell in row] for row in rows]
+    if not sys.stdout.isatty() or len(rows) > _MANY_ROWS:
+        _print_lines(titles, rows, numbers)
+        return
+    from rich.console import Console  # noqa: PLC0415 - only tables on terminals need rich
+    from rich.table import Table  # noqa: PLC0415 - only tables on terminals need rich
+    from rich.text import Text  # noqa: PLC0415 - only tables on terminals need rich
+
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     unwrapped = {*numbers, *unwrapped}
     for title in titles:
@@ -155,15 +157,18 @@ def print_table(
         table.add_column(title, justify=justify, no_wrap=title in unwrapped, overflow="fold")  # type: ignore[arg-type] # rich declares literals
     for row in rows:
         table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
-    if sys.stdout.isatty():
-        # Let a narrow terminal break the lines, because rich would shrink columns to one letter.
-        minimum = _least_width(titles, rows, unwrapped)
-        Console(highlight=False, width=max(Console().width, minimum)).print(table)
-        return
-    console = Console(file=io.StringIO(), width=_WIDE, highlight=False)
-    with console.capture() as text:
-        console.print(table)
-    print("\n".join(line.rstrip() for line in text.get().splitlines()))
+    # Let a narrow terminal break the lines, because rich would shrink columns to one letter.
+    minimum = _least_width(titles, rows, unwrapped)
+    Console(highlight=False, width=max(Console().width, minimum)).print(table)
+
+
+def _print_lines(titles: Sequence[str], rows: Sequence[Sequence[str]], numbers: Collection[str]) -> None:
+    """Print one line per row; rich takes seconds for thousands of rows."""
+    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
+    justify = [str.rjust if title in numbers else str.ljust for title in titles]
+    for row in (titles, *rows):
+        cells = (align(cell, width) for align, cell, width in zip(justify, row, widths, strict=True))
+        print("  ".join(cells).rstrip())
 
 
 def _least_width(titles: Sequence[str], rows: Sequence[Sequence[str]], unwrapped: Collection[str]) -> int:

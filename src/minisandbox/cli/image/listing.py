@@ -182,11 +182,11 @@ def _print_tree(args: argparse.Namespace, store: Store, names: Sequence[str]) ->
 def _layer_json(sizes: StoreSizes, key: str) -> dict[str, object]:
     layer = sizes.layers[key]
     return {
-        "kind": str(layer.record.step.get("kind", "?")),
-        "parent": layer.record.parent,
+        "kind": layer.kind,
+        "parent": layer.parent,
         "bytes": layer.total,
         "images": sizes.uses[key],
-        "imported": layer.record.imported,
+        "imported": layer.imported,
         "frozen": layer.frozen,
     }
 
@@ -202,7 +202,7 @@ def _print_branch(sizes: StoreSizes, names: Sequence[str], stacks: Sequence[tupl
             groups.setdefault(stack[depth], []).append(index)
     for key, indices in groups.items():
         layer = sizes.layers.get(key)
-        description = "missing" if layer is None else f"{layer.record.step.get('kind', '?')}, {human_size(layer.total)}"
+        description = "missing" if layer is None else f"{layer.kind}, {human_size(layer.total)}"
         description += ", frozen" if layer is not None and layer.frozen else ""
         count = sizes.uses[key]
         put(f"{indent}{key[:12]} {description}" + (f", in {count} images" if count > 1 else ""))

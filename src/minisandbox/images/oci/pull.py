@@ -20,12 +20,13 @@ from minisandbox.images.image import DEFAULT_PATH, Image, archived, image_of, is
 from minisandbox.images.oci import manifest as m
 from minisandbox.images.oci.copies import MEDIA_TYPE, REPLACE, parse_copy, take_copy
 from minisandbox.images.oci.layout import DockerArchive, LayoutDirectory, OciLayout, open_archive
-from minisandbox.images.oci.reference import ARCHIVE_NAMES, archive_names, default_name, is_of, origin
+from minisandbox.images.oci.reference import archive_names, default_name, is_of, origin
 from minisandbox.spec import Local, Remote, parse_reference
 from minisandbox.store import ImageRecord, LayerRecord, Lease, Made, Store, step_key
 from minisandbox.store.blobs.lower_layers import LowerLayers
 from minisandbox.store.blobs.streams import LayerStream
 from minisandbox.store.blobs.unpack import Unpacked, unpack
+from minisandbox.store.catalogue import NAMES
 from minisandbox.store.disk.faults import store_faults
 from minisandbox.types import JSONValue, human_size
 
@@ -137,7 +138,7 @@ def take(
         image = m.container(manifest, source.name, platform)
         notes = {"reference": str(reference), "digest": image.digest, "platform": str(image.platform)}
         if names := archive_names(manifest.names):
-            notes[ARCHIVE_NAMES] = names
+            notes[NAMES] = names
         return _Pull(store, source, image, report).run(name or name_of(str(reference), platform), notes)
     except ImageRefused as error:
         raise error.about(source.name)  # noqa: B904 - it is the same error

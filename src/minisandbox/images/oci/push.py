@@ -165,7 +165,7 @@ class _Registry:
         self._connection.request("PUT", path, {"Content-Type": m.MANIFEST}, manifest).close()
         for key in self._keys:
             note_place(self.store.root, key, self.target.host, self.target.repository)
-        remove_copies(self.store, list(self._uploads))
+        remove_copies(self.store, self.compression, list(self._uploads))
         return digest
 
     def close(self) -> None:

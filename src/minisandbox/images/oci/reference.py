@@ -11,10 +11,9 @@ from pathlib import Path
 
 from minisandbox.errors import InvalidValue
 from minisandbox.spec import DOCKER_HUB, Local, Remote, has_host, is_repository, parse_reference, parse_remote
+from minisandbox.store.catalogue import NAMES
 from minisandbox.types import JSONValue
 
-ARCHIVE_NAMES = "names"
-"""Name of the note that lists the references by which an archive names the image."""
 _NAME_MOST = 200
 _MANUAL = "see containers-registries.conf(5)"
 
@@ -72,7 +71,7 @@ def is_named(reference: str, notes: Mapping[str, str]) -> bool:
     A name without a host also matches ``localhost/NAME``, the name that podman and buildah give to a built image.
     """
     names = (reference,) if has_host(reference) else (reference, f"localhost/{reference}")
-    return any(str(parse_remote(name)) in notes.get(ARCHIVE_NAMES, "").split() for name in names)
+    return any(str(parse_remote(name)) in notes.get(NAMES, "").split() for name in names)
 
 
 def origin(notes: Mapping[str, str]) -> str:

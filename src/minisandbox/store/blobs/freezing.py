@@ -92,11 +92,11 @@ def blob_names(store: Store) -> tuple[set[str], set[str]]:
     return needed_names, other_names - needed_names
 
 
-def remove_copies(store: Store, digests: Sequence[str]) -> None:
+def remove_copies(store: Store, compression: str, digests: Sequence[str]) -> None:
     """Remove blobs, except those that frozen layers need."""
     if digests:
         with store_faults("remove blobs"), store.alone():
-            needed_names = blob_names(store)[0]
+            needed_names = blob_names(store)[0] if compression == COLD else ()
             for path in (blob_path(store.root, digest) for digest in digests):
                 if path.name not in needed_names:
                     path.unlink(missing_ok=True)

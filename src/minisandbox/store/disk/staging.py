@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from minisandbox.store.disk.locks import DIRECTORY, LOCK_FILE, hold_flock, open_locked
 from minisandbox.store.disk.trees import remove_tree
+
+_TORN = re.compile(r"\..+\.[0-9a-f]{12}")
+_TORN_AGE = 3600.0
 
 
 @contextmanager
@@ -45,6 +50,18 @@ def reclaim(root: Path) -> int:
     """
     names = [name for name in os.listdir(root / "staging") if not name.startswith(".")]
     return sum(_reclaim_one(root, root / "staging" / name) for name in names)
+
+
+def remove_torn(root: Path) -> int:
+    """Remove the half-written files of killed processes (:func:`.write_atomic`); return their number."""
+    torn_count = 0
+    for folder in (root, root / "images", root / "failed", root / "logs", root / "blobs"):
+        for path in folder.glob(".*"):
+            with suppress(OSError):  # the file was renamed or removed meanwhile
+                if _TORN.fullmatch(path.name) and time.time() - path.stat().st_mtime > _TORN_AGE:
+                    path.unlink()
+                    torn_count += 1
+    return torn_count
 
 
 def _reclaim_one(root: Path, path: Path) -> bool:
