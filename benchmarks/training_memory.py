@@ -95,14 +95,13 @@ def config_of(kind: str, model: Path, out: Path, tokens: int, rows: int, **optio
 def measure(config: SftConfig | RlConfig, tokens: int) -> tuple[int, float]:
     """Train two steps; return the peak memory in bytes and the seconds of the second step."""
     import torch  # noqa: PLC0415 - an optional package
-    from transformers import TrainerCallback  # noqa: F401, PLC0415 - import all packages before the memory is measured
 
+    from minisandbox.train import policy  # noqa: F401, PLC0415 - import all packages before the memory is measured
     from minisandbox.train.rl import train_rl  # noqa: PLC0415 - imports optional packages
     from minisandbox.train.running import require_training  # noqa: PLC0415 - the same
     from minisandbox.train.sft import train_sft  # noqa: PLC0415 - the same
 
     require_training()
-    from trl import GRPOTrainer, SFTTrainer  # noqa: F401, PLC0415 - the same
 
     times: list[float] = []
 

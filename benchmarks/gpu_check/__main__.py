@@ -28,7 +28,7 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="repeat checks that passed")
     parser.add_argument("--seconds", type=float, default=520.0, help="start no check after these (default: 520)")
     options = parser.parse_args()
-    if find_spec("minisandbox") is None or find_spec("trl") is None:
+    if find_spec("minisandbox") is None or find_spec("gguf") is None:
         _restart_with_parts()
     from benchmarks.gpu_check.checks import CHECKS, Machine, is_impossible  # noqa: PLC0415 - needs the packages
 
@@ -76,7 +76,7 @@ def main() -> int:
 def _restart_with_parts() -> None:
     """Unpack the parts, and run this program with their packages."""
     if SITE.is_dir() and str(SITE) in sys.path:
-        sys.exit("gpu-check: the parts do not hold trl; write them again with make gpu-parts")
+        sys.exit("gpu-check: the parts do not hold gguf; write them again with make gpu-parts")
     if not (DIRECTORY / "SHA256SUMS").is_file():
         sys.exit(f"gpu-check: there are no packages in {DIRECTORY}; write them elsewhere with make gpu-parts")
     unpack()

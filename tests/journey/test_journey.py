@@ -36,7 +36,7 @@ pytestmark = [
     pytest.mark.skipif(not PLACE, reason="it takes 7 minutes: make test-journey"),
     pytest.mark.skipif(missing() is not None, reason=str(missing())),
 ]  # fmt: skip
-for _name in ("ray", "trl", "pyarrow", "swebench"):
+for _name in ("ray", "peft", "pyarrow", "swebench"):
     pytest.importorskip(_name, reason="it takes all extras: make test-journey")
 
 SANDBOXES = 43

@@ -80,8 +80,8 @@ def without(tmp_path: Path, *packages: str) -> dict[str, str]:
         ("swerex", ["sweagent", "--", "run"], "swerex"),
         ("ray", ["cluster", "status"], "ray"),
         ("transformers", ["train", "sft", "sft.yaml", "--show-mask", "1"], "train"),
-        ("trl", ["train", "sft", "sft.yaml"], "train"),
-        ("trl", ["train", "rl", "rl.yaml"], "train"),
+        ("peft", ["train", "sft", "sft.yaml"], "train"),
+        ("peft", ["train", "rl", "rl.yaml"], "train"),
     ],
 )
 def test_a_missing_package_is_named_with_its_extra(package: str, words: list[str], extra: str, tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_missing_package_is_named_with_its_extra(package: str, words: list[str
     (tmp_path / "folder" / "state.json").touch()
     for name, text in (("sft.yaml", SFT), ("rl.yaml", RL)):
         (tmp_path / name).write_text(text.format(tmp=tmp_path))
-    hidden = ["torch", "transformers"] if extra == "local" else ["datasets", "trl"] if package == "trl" else [package]
+    hidden = ["torch", "transformers"] if extra == "local" else [package]
     done = subprocess.run(
         [sys.executable, "-m", "minisandbox", *words],
         capture_output=True, text=True, check=False, env=without(tmp_path, *hidden), cwd=tmp_path, timeout=120,

@@ -266,8 +266,8 @@ def test_the_core_uses_the_standard_library_alone() -> None:
 
 # Functions import these, where the extra is installed.
 WHOLLY_OPTIONAL = (
-    "models/engine/decoding.py", "train/losses.py", "train/learner.py", "view/charts.py", "view/export.py",
-    "view/pages.py", "view/server.py",
+    "models/engine/decoding.py", "train/losses.py", "train/learner.py", "train/policy.py",
+    "view/charts.py", "view/export.py", "view/pages.py", "view/server.py",
 )  # fmt: skip
 
 

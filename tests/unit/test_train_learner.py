@@ -21,7 +21,8 @@ from minisandbox.train.running import TrainingRun
 for _name in ("accelerate", "peft"):
     pytest.importorskip(_name, reason="the extra [train] is not installed")
 
-from minisandbox.train.learner import Learner, TokenLogprobs  # noqa: E402 - imports torch
+from minisandbox.train.learner import TokenLogprobs  # noqa: E402 - imports torch
+from minisandbox.train.policy import PolicyLearner  # noqa: E402 - the same
 
 pytestmark = [pytest.mark.once, pytest.mark.filterwarnings("default")]
 
@@ -47,11 +48,11 @@ def config(model: Path, tmp_path: Path) -> RlConfig:
     return replace(toy_config(model, tmp_path / "run"), micro_batch=2, check_tokens="off")
 
 
-def update(learner: Learner, rows: Sequence[TrainingRow] = ROWS, number: int = 0) -> dict[str, float]:
+def update(learner: PolicyLearner, rows: Sequence[TrainingRow] = ROWS, number: int = 0) -> dict[str, float]:
     return learner.update(rows, number, lambda *_: True, lambda: None)
 
 
-def weights_of(learner: Learner) -> dict[str, Any]:
+def weights_of(learner: PolicyLearner) -> dict[str, Any]:
     return {name: value.detach().float().clone() for name, value in learner.model.state_dict().items()}
 
 
@@ -68,7 +69,7 @@ def difference(weights: dict[str, Any], expected: dict[str, Any]) -> float:
 
 def test_an_update_is_that_of_a_plain_loop_over_full_logits(config: RlConfig, model: Path) -> None:
     config = replace(config, kl=0.3, entropy=0.02, reference=Reference(every=1))
-    learner, plain = Learner(config, None), transformers.AutoModelForCausalLM.from_pretrained(model)
+    learner, plain = PolicyLearner(config, None), transformers.AutoModelForCausalLM.from_pretrained(model)
     first = transformers.AutoModelForCausalLM.from_pretrained(model)
     optimizer = torch.optim.AdamW(plain.parameters(), lr=3e-3, weight_decay=0.0)
     for number in range(3):
@@ -108,7 +109,7 @@ def test_log_probabilities_in_chunks_are_those_of_all_logits(model: Path) -> Non
 
 
 def test_recomputed_activations_give_the_same_update(config: RlConfig) -> None:
-    plain, recomputing = Learner(config, None), Learner(replace(config, gradient_checkpointing=True), None)
+    plain, recomputing = PolicyLearner(config, None), PolicyLearner(replace(config, gradient_checkpointing=True), None)
     assert recomputing.model.is_gradient_checkpointing
     assert update(recomputing) == pytest.approx(update(plain))
     assert_close(weights_of(recomputing), weights_of(plain), 1e-6)
@@ -117,13 +118,13 @@ def test_recomputed_activations_give_the_same_update(config: RlConfig) -> None:
 def test_bfloat16_learns_what_float32_does_though_its_steps_are_below_its_precision(config: RlConfig) -> None:
     slow = replace(config.optimizer, learning_rate=1e-5)
     config = replace(config, optimizer=slow, correction=Correction("none"))
-    exact, small = Learner(config, None), Learner(replace(config, precision="bfloat16"), None)
+    exact, small = PolicyLearner(config, None), PolicyLearner(replace(config, precision="bfloat16"), None)
     began = weights_of(exact)
     assert {one.dtype for one in small.model.parameters()} == {torch.bfloat16}
     for number in range(10):
         stats = [update(one, number=number) for one in (exact, small)]
         assert stats[1]["grad_norm"] == pytest.approx(stats[0]["grad_norm"], rel=0.05)
-    masters, moved = small._full_weights(small.model), weights_of(exact)
+    masters, moved = small.full_weights(small.model), weights_of(exact)
     changes = [torch.cat([(one[name] - began[name]).flatten() for name in began]) for one in (masters, moved)]
     assert torch.nn.functional.cosine_similarity(*changes, dim=0) > 0.9
     assert changes[0].norm().item() == pytest.approx(changes[1].norm().item(), rel=0.05)
@@ -132,8 +133,8 @@ def test_bfloat16_learns_what_float32_does_though_its_steps_are_below_its_precis
 
 def test_several_iterations_clip_the_ratio(config: RlConfig) -> None:
     config = replace(config, iterations=3, clip=Clip(0.01, 0.01))
-    assert update(Learner(config, None))["clipped"] > 0.1
-    assert update(Learner(replace(config, iterations=1), None))["clipped"] == 0
+    assert update(PolicyLearner(config, None))["clipped"] > 0.1
+    assert update(PolicyLearner(replace(config, iterations=1), None))["clipped"] == 0
 
 
 @pytest.mark.parametrize("kind", ["whole", "lora", "bfloat16", "reference"])
@@ -143,12 +144,12 @@ def test_a_resumed_learner_makes_the_same_next_update(config: RlConfig, kind: st
         "reference": {"kl": 0.1, "reference": Reference(every=2, mix=0.5)},
     }  # fmt: skip
     config = replace(config, **changes.get(kind, {}))
-    learner = Learner(config, None)
+    learner = PolicyLearner(config, None)
     for number in range(2):
         update(learner, number=number)
     with TrainingRun(Path(config.out), config) as run:
         learner.save(run, 2)
-        resumed = Learner(config, run.last_checkpoint())
+        resumed = PolicyLearner(config, run.last_checkpoint())
         assert update(resumed, number=2) == update(learner, number=2)
         assert_close(weights_of(resumed), weights_of(learner), 0.0)
         learner.save_model(run)
@@ -158,7 +159,7 @@ def test_a_resumed_learner_makes_the_same_next_update(config: RlConfig, kind: st
 
 
 def test_without_rows_the_weights_stay(config: RlConfig) -> None:
-    learner = Learner(config, None)
+    learner = PolicyLearner(config, None)
     update(learner)
     began = weights_of(learner)
     stats = update(learner, rows=[], number=1)
@@ -168,7 +169,9 @@ def test_without_rows_the_weights_stay(config: RlConfig) -> None:
 
 def test_no_step_has_a_learning_rate_of_0(config: RlConfig) -> None:
     for schedule in ("linear", "cosine", "constant_with_warmup"):
-        learner = Learner(replace(config, optimizer=replace(config.optimizer, schedule=schedule, warmup_steps=2)), None)
+        learner = PolicyLearner(
+            replace(config, optimizer=replace(config.optimizer, schedule=schedule, warmup_steps=2)), None
+        )
         rates = [update(learner, rows=[], number=number)["learning_rate"] for number in range(config.steps)]
         assert min(rates) > 0
         assert rates[1] == max(rates) == 3e-3
@@ -190,7 +193,7 @@ def test_two_processes_make_the_update_of_one(config: RlConfig, kind: str) -> No
     config = shared_config(Path(config.model), Path(config.out), kind)
     code = f"from tests.unit.test_train_learner import *; in_process({kind!r}, {config.model!r}, {config.out!r})"
     run_in_two_processes("-c", code)
-    learner = Learner(config, None)
+    learner = PolicyLearner(config, None)
     for number in range(3):
         update(learner, number=number)
     saved = transformers.AutoModelForCausalLM.from_pretrained(Path(config.out, "model")).state_dict()
@@ -203,17 +206,17 @@ def test_two_processes_make_the_update_of_one(config: RlConfig, kind: str) -> No
 def in_process(kind: str, model: str, out: str) -> None:
     """One of two processes: two updates, a checkpoint, and the third update of a resumed learner."""
     config = shared_config(Path(model), Path(out), kind)
-    learner = Learner(config, None)
+    learner = PolicyLearner(config, None)
     with TrainingRun(Path(config.out), config) as run:
         for number in range(2):
             update(learner, number=number)
         learner.save(run, 2)
-        learner = Learner(config, run.last_checkpoint())
+        learner = PolicyLearner(config, run.last_checkpoint())
         update(learner, number=2)
         learner.refresh_sampler()
         if learner.accelerator.is_main_process:
             whole = {name: one.detach() for name, one in learner.sampler.named_parameters()}
-        gathered = learner._full_weights(learner.model)
+        gathered = learner.full_weights(learner.model)
         if learner.accelerator.is_main_process:
             assert all(torch.allclose(whole[name].float(), one, atol=1e-2) for name, one in gathered.items())
         learner.save_model(run)

@@ -25,7 +25,7 @@ from minisandbox.train.config import Evaluation, Groups, Optimizer, RlConfig
 from minisandbox.train.groups import Result, Rollouts, Wanted
 from minisandbox.train.options import store
 
-for _name in ("trl", "peft", "datasets"):
+for _name in ("accelerate", "peft"):
     pytest.importorskip(_name, reason="the extra [train] is not installed")
 
 from minisandbox.train import rl  # noqa: E402 - after what it needs
@@ -35,7 +35,7 @@ from minisandbox.train.running import TrainingRun  # noqa: E402 - the same
 pytestmark = [
     pytest.mark.once,
     pytest.mark.filterwarnings("default"),
-]  # those of torch, TRL and transformers are theirs
+]  # those of torch and transformers are theirs
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -219,7 +219,7 @@ def test_a_full_disk_stops_the_run_which_goes_on_as_if_nothing_had_been(whole: R
             place.mkdir()
             (place / "optimizer.pt").symlink_to("/dev/full")
 
-    with pytest.raises(DiskFull, match="resumes from checkpoint-2"):
+    with pytest.raises(DiskFull, match="resumes from the checkpoint of step 2"):
         train_rl(config, ToySetting(before=fill))
     assert train_rl(config, ToySetting()).steps == 4
     assert lines(config, "rollouts.jsonl") == lines(whole, "rollouts.jsonl")

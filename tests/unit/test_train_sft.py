@@ -1,4 +1,4 @@
-"""Fine-tuning of a tiny model, by the real trainer."""
+"""Fine-tuning of a tiny model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import json
 import shutil
 import subprocess
 import sys
+import tracemalloc
 from array import array
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,18 +18,18 @@ from tests.unit.tiny_model import save_tiny_model, tiny_tokenizer, torch, transf
 
 from minisandbox.errors import DiskFull, RunError, TrainingError
 from minisandbox.train.config import Checkpoints, Lora, Optimizer, SftConfig
-from minisandbox.train.rows import TrainingRow
+from minisandbox.train.rows import StoredRows, TrainingRow
 
-for _name in ("trl", "peft", "datasets"):
+for _name in ("accelerate", "peft"):
     pytest.importorskip(_name, reason="the extra [train] is not installed")
 
 from minisandbox.train.running import TrainingRun  # noqa: E402 - after what it needs
-from minisandbox.train.sft import SftData, make_trainer, train_sft  # noqa: E402 - the same
+from minisandbox.train.sft import FineTuning, SftData, train_sft  # noqa: E402 - the same
 
 pytestmark = [
     pytest.mark.once,
     pytest.mark.filterwarnings("default"),
-]  # those of torch, TRL and transformers are theirs
+]  # those of torch and transformers are theirs
 
 TEXTS = [
     ("the tests fail", "return a + b"),
@@ -89,17 +91,20 @@ def test_tasks_that_are_trained_on_and_held_out_are_told(
     assert said[1].startswith("warning: 2 tasks, such as t1, are trained on and held out")
 
 
-def gradient(config: SftConfig, rows: list[TrainingRow], place: Path, *, packing: bool = False) -> dict[str, Any]:
-    """The gradient of TRL's loss of rows, through its own preparation and batches."""
-    one_batch = 1 if packing else len(rows)
-    config = replace(config, batch_size=one_batch, packing=packing, max_length=1024 if packing else 128)
-    with TrainingRun(place, config) as run:
-        trainer = make_trainer(config, SftData(rows, [], 0), run)
-        (batch,) = trainer.get_train_dataloader()
-        assert (batch["labels"] != -100).sum() == sum(row.loss_tokens for row in rows)
-        trainer.model.eval()
-        trainer.compute_loss(trainer.model, batch).backward()
-        return {name: one.grad.clone() for name, one in trainer.model.named_parameters()}
+def gradient(config: SftConfig, rows: Sequence[TrainingRow], out: Path, *, packing: bool = False) -> dict[str, Any]:
+    """The gradient of a step of rows, in one batch; packed rows are one sequence."""
+    config = replace(config, out=str(out), batch_size=len(rows), packing=packing, max_length=1024)
+    out.mkdir()
+    with (out / "rows").open("w+b") as file, TrainingRun(out, config) as run:
+        stored = StoredRows(file)
+        for row in rows:
+            stored.append(row)
+        tuning = FineTuning(config, SftData(stored, StoredRows(file), 0, 1, "a"), run)
+        (batch,) = tuning.learner.batches(tuning.rows_of(0), len(rows))
+        assert batch.tensors["mask"].sum() == sum(row.loss_tokens for row in rows)
+        assert (len(batch.rows), "positions" in batch.tensors) == ((1, True) if packing else (len(rows), False))
+        tuning.learner.backward(-tuning.learner.scorer(*batch.inputs)[0].sum() / 100)
+        return {name: one.grad.clone() for name, one in tuning.learner.model.named_parameters()}
 
 
 def changed(row: TrainingRow, position: int) -> TrainingRow:
@@ -114,7 +119,7 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 def test_only_sampled_tokens_carry_loss(config: SftConfig, tmp_path: Path) -> None:
     """What comes after the last answer is read for no prediction that counts: as another text it changes nothing."""
-    (row,) = SftData.load(replace(config, held_out_share=0.0)).train[:1]
+    row = SftData.load(replace(config, held_out_share=0.0)).train[0]
     plain = gradient(config, [row], tmp_path / "plain")
     last = row.mask.rindex(1)
     assert len(row.ids) > last + 2
@@ -123,8 +128,66 @@ def test_only_sampled_tokens_carry_loss(config: SftConfig, tmp_path: Path) -> No
     assert not same(plain, gradient(config, [changed(row, last)], tmp_path / "sampled"))
 
 
+def test_a_step_is_that_of_transformers_loss(config: SftConfig, model: Path) -> None:
+    """Labels with -100 outside the mask, and the mean over all tokens of the step with loss."""
+    config = replace(config, accumulation=2, batch_size=3, held_out_share=0.5)
+    data = SftData.load(config)
+    plain = transformers.AutoModelForCausalLM.from_pretrained(model)
+    with TrainingRun(Path(config.out), config) as run:
+        tuning = FineTuning(config, data, run)
+        rows = tuning.rows_of(0)
+        losses = [
+            plain(input_ids=torch.tensor([row.ids.tolist()]), labels=torch.tensor([row.labels])).loss * row.loss_tokens
+            for row in rows
+        ]
+        expected = sum(losses) / sum(row.loss_tokens for row in rows)
+        expected.backward()
+        norm = torch.stack([one.grad.norm() for one in plain.parameters()]).norm()
+        held = [plain(input_ids=torch.tensor([row.ids.tolist()]), labels=torch.tensor([row.labels])).loss for row in
+                data.held_out]  # fmt: skip
+        weights = torch.tensor([float(row.loss_tokens) for row in data.held_out])
+        assert tuning.held_out_loss() == pytest.approx(float((torch.stack(held) * weights).sum() / weights.sum()))
+        stats = tuning.step(0)
+    assert len(rows) == 6
+    assert (stats["loss"], stats["grad_norm"]) == pytest.approx((expected.item(), norm.item()), rel=1e-4)
+
+
+def test_an_epoch_has_every_row_once(config: SftConfig) -> None:
+    config = replace(config, held_out_share=0.0, batch_size=5)
+    with TrainingRun(Path(config.out), config) as run:
+        tuning = FineTuning(config, SftData.load(config), run)
+        epochs = [[[row.rollout for row in tuning.rows_of(epoch * 3 + n)] for n in range(3)] for epoch in range(2)]
+        again = [row.rollout for row in tuning.rows_of(1)]
+    assert [[len(step) for step in epoch] for epoch in epochs] == [[5, 5, 2]] * 2
+    assert [len({name for step in epoch for name in step}) for epoch in epochs] == [12, 12]
+    assert again == epochs[0][1] != epochs[1][1]
+
+
+def test_rows_stay_on_disk(config: SftConfig, rows: list[dict[str, object]]) -> None:
+    """The memory of thousands of rows is that of their positions, lengths and tasks."""
+    body = {**rows[0], "input_ids": list(range(2000)), "loss_mask": [0] + [1] * 1999}
+    Path(config.data[0]).write_text("".join(json.dumps({**body, "traj_id": f"t{n}"}) + "\n" for n in range(300)))
+    tracemalloc.start()
+    data = SftData.load(replace(config, max_length=4000, held_out_share=0.0))
+    size, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(data.train) == 300
+    assert size < 300 * 300  # of 600,000 tokens
+    assert peak < 1_000_000
+    assert data.train[299].ids[-1] == 1999
+
+
+@pytest.mark.parametrize("option", ["lora.dropout", "model"])
+def test_a_resumed_run_has_the_same_dropout(config: SftConfig, option: str, tmp_path: Path) -> None:
+    lora = Lora(rank=2, dropout=0.3) if option == "lora.dropout" else Lora()
+    config = replace(config, lora=lora, max_steps=3, held_out_share=0.0, checkpoints=Checkpoints(every=1, keep=0))
+    whole = train_sft(replace(config, out=str(tmp_path / "whole")))
+    train_sft(replace(config, max_steps=2))
+    assert train_sft(config).last_loss == whole.last_loss
+
+
 def test_packed_rows_do_not_see_each_other(config: SftConfig, tmp_path: Path) -> None:
-    rows = list(SftData.load(replace(config, held_out_share=0.0)).train[:3])
+    rows = SftData.load(replace(config, held_out_share=0.0)).train[:3]
     assert same(gradient(config, rows, tmp_path / "apart"), gradient(config, rows, tmp_path / "packed", packing=True))
 
 
@@ -164,13 +227,14 @@ def test_killed_while_old_checkpoints_are_removed(config: SftConfig, monkeypatch
 
     config = replace(config, checkpoints=Checkpoints(every=5, keep=1))
     with monkeypatch.context() as patch:
+        train_sft(replace(config, max_steps=5))
         patch.setattr(shutil, "rmtree", half)
         with pytest.raises(Killed):
             train_sft(config)
     with TrainingRun(Path(config.out), config, may_change=("checkpoints.keep",)) as run:
         last = run.last_checkpoint()
         assert last is not None
-        assert last.name == "checkpoint-10"
+        assert last.name == "checkpoint-6"
     assert train_sft(config).steps == 10
     assert [one.name for one in Path(config.out, "checkpoints").glob("checkpoint-*")] == ["checkpoint-10"]
 
@@ -198,8 +262,9 @@ def test_two_processes_say_it_once(config: SftConfig, tmp_path: Path) -> None:
     command = [*launch, "-m", "minisandbox", "train", "sft", str(tmp_path / "experiment.yaml"), "--json"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert ended.returncode == 0, ended.stderr
+    assert "FutureWarning" not in ended.stderr
     assert json.loads(ended.stdout)["steps"] == 4
-    assert len(list(Path(config.out, "checkpoints", "checkpoint-4").glob("rng_state_*"))) == 2
+    assert (Path(config.out) / "checkpoints" / "checkpoint-4" / "complete").exists()
 
 
 def test_a_small_matrix_beside_the_weights(config: SftConfig) -> None:
@@ -238,8 +303,8 @@ def test_a_full_disk_is_said_so(config: SftConfig, monkeypatch: pytest.MonkeyPat
 
     train_sft(replace(config, max_steps=5))
     with monkeypatch.context() as patch:
-        patch.setattr(transformers.Trainer, "_save_optimizer_and_scheduler", full)
-        with pytest.raises(DiskFull, match="resumes from checkpoint-5"):
+        patch.setattr(torch, "save", full)
+        with pytest.raises(DiskFull, match="resumes from the checkpoint of step 5"):
             train_sft(config)
     assert train_sft(config).steps == 10
 

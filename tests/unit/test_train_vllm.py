@@ -121,7 +121,7 @@ def test_what_is_cancelled_or_dropped_is_aborted_there() -> None:
 
 
 def test_trl_is_told_of_vllm(config: RlConfig) -> None:
-    pytest.importorskip("trl", reason="the extra [train] is not installed")
+    pytest.importorskip("trl")
     from trl.generation.vllm_generation import VLLMGeneration  # noqa: PLC0415 - an extra
 
     policy = replace(config.policy, context=20480)
@@ -136,7 +136,7 @@ def test_trl_is_told_of_vllm(config: RlConfig) -> None:
 def test_vllm_is_started_in_the_precision_of_the_training(
     config: RlConfig, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("trl", reason="the extra [train] is not installed")
+    pytest.importorskip("trl")
     from trl.generation import vllm_generation  # noqa: PLC0415 - an extra
 
     monkeypatch.setattr(vllm_generation, "LLM", SimpleNamespace, raising=False)
@@ -160,7 +160,7 @@ def test_vllm_is_started_in_the_precision_of_the_training(
         ("cpu", False, "auto", "colocate", None),
         ("cpu", False, "cpu", "colocate", None),
         ("cpu", False, "cpu", "server", "over NCCL"),
-        (None, True, "auto", "server", "not installed in the trainer's environment"),
+        (None, True, "auto", "server", "in the trainer's environment"),
     ],
 )
 def test_what_vllm_cannot_do_is_refused_before_anything_begins(
@@ -180,9 +180,9 @@ def test_what_vllm_cannot_do_is_refused_before_anything_begins(
 
 
 def test_a_missing_vllm_is_named_before_anything_begins(config: RlConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("trl", reason="the extra [train] is not installed")
+    pytest.importorskip("peft", reason="the extra [train] is not installed")
     monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(MissingExtra, match=r"engine=vllm needs the package vllm.*pip install 'trl\[vllm\]'"):
+    with pytest.raises(MissingExtra, match=r"engine=vllm needs the packages vllm and trl.*pip install 'trl\[vllm\]'"):
         train_rl(config, ToySetting())
     assert not Path(config.out).exists()
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trl.generation.vllm_generation import VLLMGeneration
 
     from minisandbox.models.engine import TransformersEngine
-    from minisandbox.train.learner import Learner
+    from minisandbox.train.policy import PolicyLearner
 
 
 class PolicyEngine(Protocol):
@@ -115,7 +115,7 @@ class ServedEngine:
         await self.model.close()
 
 
-def open_engine(learner: Learner, config: RlConfig) -> PolicyEngine:
+def open_engine(learner: PolicyLearner, config: RlConfig) -> PolicyEngine:
     """Open the engine that samples responses for a trainer.
 
     Args:
@@ -146,7 +146,7 @@ def open_engine(learner: Learner, config: RlConfig) -> PolicyEngine:
     return OwnEngine(inner, generation.sync_weights)
 
 
-def _open_vllm(learner: Learner, config: RlConfig) -> VLLMGeneration:
+def _open_vllm(learner: PolicyLearner, config: RlConfig) -> VLLMGeneration:
     """Start vLLM in this process, or connect to the server, by TRL, which also sends the weights."""
     from trl.generation import vllm_generation  # noqa: PLC0415 - an optional package
 

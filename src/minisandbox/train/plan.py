@@ -6,7 +6,6 @@ stores for the backward pass are added up. This works for every architecture and
 
 from __future__ import annotations
 
-import contextlib
 import re
 import time
 from collections.abc import Mapping
@@ -28,8 +27,6 @@ QWEN2 = {
 """Hidden size, intermediate size, layers, heads, key-value heads and tied embeddings of Qwen2.5's models, by size."""
 _LOGITS = 5
 """Float32 copies of a chunk's logits in the backward pass: measured by benchmarks/training_memory.py."""
-_CHUNKS = {SftConfig: 4096, RlConfig: LOGITS_AT_ONCE}
-"""Tokens whose logits are in memory at once."""
 _SAMPLE = 128  # tokens of the counted rows
 
 
@@ -154,7 +151,6 @@ def plan_of(config: SftConfig | RlConfig, gpus: int = 1) -> Plan:
     """
     from torch import nn  # noqa: PLC0415 - an optional package
 
-    is_rl = isinstance(config, RlConfig)
     rows = config.micro_batch if isinstance(config, RlConfig) else config.batch_size
     step_rows = (
         config.groups.tasks * config.groups.size
@@ -180,7 +176,7 @@ def plan_of(config: SftConfig | RlConfig, gpus: int = 1) -> Plan:
     return Plan(
         parameters, trained, gpus, _states(config, parameters, trained, gpus),
         max(0, int(constant)), int(per_row_token / rows), per_square if rows > 1 else 0.0,
-        4 * _LOGITS * int(text.vocab_size), _CHUNKS[RlConfig if is_rl else SftConfig], rows, step_rows,
+        4 * _LOGITS * int(text.vocab_size), LOGITS_AT_ONCE, rows, step_rows,
         2.0 * (parameters - head),
         2.0 * text.num_hidden_layers * width, 3 + config.gradient_checkpointing, int(text.num_hidden_layers),
         config.precision, int(text.max_position_embeddings),
@@ -231,10 +227,9 @@ def _count(config: SftConfig | RlConfig, shape: PretrainedConfig, rows: int, tok
     from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415 - an optional package
     from transformers import AutoModelForCausalLM  # noqa: PLC0415 - an optional package
 
-    from minisandbox.train.sft import lora_of  # noqa: PLC0415 - imports this module
+    from minisandbox.train.running import lora_of  # noqa: PLC0415 - imports this module
 
-    half = config.precision == "bfloat16"
-    own = half and isinstance(config, RlConfig)  # weights in bfloat16; fine-tuning converts them where they are used
+    dtype = torch.bfloat16 if config.precision == "bfloat16" else torch.float32
     storages: dict[int, torch.UntypedStorage] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -243,7 +238,7 @@ def _count(config: SftConfig | RlConfig, shape: PretrainedConfig, rows: int, tok
         return tensor
 
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(shape, dtype=torch.bfloat16 if own else torch.float32).train()
+        model = AutoModelForCausalLM.from_config(shape, dtype=dtype).train()
         if (lora := lora_of(config.lora)) is not None:
             from peft import get_peft_model  # noqa: PLC0415 - only adapters need it
 
@@ -253,8 +248,7 @@ def _count(config: SftConfig | RlConfig, shape: PretrainedConfig, rows: int, tok
         weights = {weight.untyped_storage()._cdata for weight in model.parameters()}
         base = getattr(model, "get_base_model", lambda: model)()
         ids = torch.zeros((rows, tokens), dtype=torch.long)
-        converts = torch.autocast("cpu", torch.bfloat16) if half and not own else contextlib.nullcontext()
-        with converts, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             hidden = base.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
     stored = sum(storage.nbytes() for address, storage in storages.items() if address not in weights)
     layers = int(shape.get_text_config(decoder=True).num_hidden_layers)
@@ -281,10 +275,9 @@ def _make_fake(model: PreTrainedModel) -> None:
 
 
 def _states(config: SftConfig | RlConfig, parameters: int, trained: int, gpus: int) -> dict[str, int]:
-    is_rl, half = isinstance(config, RlConfig), config.precision == "bfloat16"
-    width = 2 if half and is_rl else 4
+    width = 2 if config.precision == "bfloat16" else 4
     states = {"weights": width * parameters // gpus}
-    if half and is_rl:
+    if width == 2:
         states["float32 copy of the weights"] = 4 * trained // gpus
     states |= {"gradients": 4 * trained // gpus, "optimizer": 8 * trained // gpus}
     if isinstance(config, RlConfig):

@@ -1,7 +1,7 @@
 """On-policy reinforcement learning: run a step's rollouts, check their tokens, update the policy, evaluate.
 
-:class:`.learner.Learner` has the weights. If several processes train, rank 0 runs the rollouts and sends their rows to
-the others.
+:class:`.policy.PolicyLearner` has the weights. If several processes train, rank 0 runs the rollouts and sends their
+rows to the others.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def train_rl(
             tell(f"resuming from step {first_step}")
         loop = Loop(config, environment, run, runner, tell, status)
         try:
-            with translate_disk_full(run):
+            with translate_disk_full(run.path):
                 loop.train(first_step)
         finally:
             loop.close()
@@ -147,7 +147,7 @@ class Loop:
         self, config: RlConfig, environment: Environment, run: TrainingRun, runner: asyncio.Runner, tell: Tell,
         status: Tell = lambda _: None,
     ) -> None:  # fmt: skip
-        from minisandbox.train.learner import Learner  # noqa: PLC0415 - imports optional packages
+        from minisandbox.train.policy import PolicyLearner  # noqa: PLC0415 - imports optional packages
 
         self.config, self.run, self._environment, self._runner, self.tell = config, run, environment, runner, tell
         self._status = status
@@ -155,9 +155,8 @@ class Loop:
         with contextlib.ExitStack() as closing:  # after an error, close nodes and run directories
             nodes = closing.enter_context(contextlib.ExitStack())
             nodes.callback(environment.close)
-            self.learner = Learner(config, run.last_checkpoint())
-            self.learner.accelerator.init_trackers("minisandbox")
-            closing.callback(self.learner.accelerator.end_training)
+            self.learner = PolicyLearner(config, run.last_checkpoint())
+            closing.callback(self.learner.close)
             if self.is_main:
                 self.engine = open_engine(self.learner, config)
                 closing.callback(lambda: runner.run(self.engine.close()))
@@ -193,26 +192,21 @@ class Loop:
         Args:
             first_step: number of steps that are already done.
         """
-        config, learner, number, is_whole = self.config, self.learner, first_step, True
+        config, learner = self.config, self.learner
         try:
             for number in range(first_step, config.steps):
-                is_whole = True
                 learner.refresh_sampler()
                 if number % config.evaluation.every == 0:
                     self._evaluate(number)
                 rows, stats = self._shared(self._step(number) if self.is_main else None)
-                is_whole = False
                 if not self.is_main:
                     self._reset(len(rows))
                 stats |= learner.update(rows, number, self._compare, self._check) | self._comparison()
                 self._log(number + 1, stats)
-                # The first step's checkpoint shows early whether the disk suffices, and what an interruption leaves.
-                if (number + 1) % config.checkpoints.every == 0 or number + 1 == config.steps or number == first_step:
-                    learner.save(self.run, number + 1)
+                learner.finished = number + 1
+                learner.save_if_due(self.run, first=first_step, last=config.steps)
         except KeyboardInterrupt:  # also SIGTERM
-            is_new = number > step_of(self.run.last_checkpoint())
-            if is_whole and is_new and learner.accelerator.num_processes == 1:
-                learner.save(self.run, number)
+            learner.save_interrupted(self.run)
             raise
         learner.refresh_sampler()
         self._evaluate(max(first_step, config.steps))

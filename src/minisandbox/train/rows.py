@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
+import pickle
 import random
+import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO, overload
 
 from minisandbox.errors import InvalidValue, TokenMismatch, TrainingError
 from minisandbox.models import TokenRow
@@ -39,6 +42,7 @@ class TrainingRow:
         task: the task's id.
         share: the row's share of the rollout's tokens that carry loss.
         versions: the policy versions of the tokens (:attr:`.TokenRow.versions`); empty if unknown.
+        lengths: numbers of tokens of the rows that are packed into this one; empty if none are.
     """
 
     rollout: str
@@ -49,6 +53,7 @@ class TrainingRow:
     task: str = ""
     share: float = 1.0
     versions: tuple[tuple[int, int], ...] = ()
+    lengths: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, row: TokenRow, *, rollout: str, weight: float = 1.0, task: str = "", share: float = 1.0) -> TrainingRow:
@@ -172,19 +177,79 @@ def _row(body: Mapping[str, Any], place: str) -> TrainingRow:
     return row
 
 
-def held_out(rows: Sequence[TrainingRow], share: float, seed: int) -> tuple[list[TrainingRow], list[TrainingRow]]:
-    """Split rows into training rows and held-out rows; a task's rows stay together.
+class StoredRows(Sequence[TrainingRow]):
+    """Rows in a temporary file; memory holds only their positions, lengths and tasks.
 
     Args:
-        rows: all rows. A row without a task counts as a task of its own.
+        file: the file, which may also have other rows.
+
+    Attributes:
+        lengths: number of tokens of each row.
+        tasks: each row's task; the rollout's name if the task is unknown.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._offsets = file, array("q")
+        self.lengths, self.tasks = array("i"), list[str]()
+
+    def append(self, row: TrainingRow) -> None:
+        """Store a row without its log-probabilities."""
+        self._offsets.append(self._file.seek(0, os.SEEK_END))
+        self.lengths.append(len(row.ids))
+        self.tasks.append(sys.intern(row.task or row.rollout))
+        pickle.dump(replace(row, logprobs=None), self._file, pickle.HIGHEST_PROTOCOL)
+
+    def select(self, indexes: Iterable[int]) -> StoredRows:
+        """Return some of the rows, which stay in the same file."""
+        selected = StoredRows(self._file)
+        for index in indexes:
+            selected._offsets.append(self._offsets[index])
+            selected.lengths.append(self.lengths[index])
+            selected.tasks.append(self.tasks[index])
+        return selected
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self._offsets)
+
+    @overload
+    def __getitem__(self, index: int) -> TrainingRow: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[TrainingRow]: ...
+    def __getitem__(self, index: int | slice) -> TrainingRow | list[TrainingRow]:
+        """Read a row, or several."""
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        self._file.seek(self._offsets[index])
+        row: TrainingRow = pickle.load(self._file)  # noqa: S301 - this process wrote the file, which has no name
+        return row
+
+
+def held_out(tasks: Iterable[str], share: float, seed: int) -> set[str]:
+    """Choose the tasks whose rows are held out.
+
+    Args:
+        tasks: the rows' tasks.
         share: the share of tasks to hold out. If it is above 0, at least one task is held out, but never all tasks.
         seed: seed of the choice.
     """
-    tasks = sorted({row.task or row.rollout for row in rows})
-    count = min(max(1, round(share * len(tasks))), len(tasks) - 1) if share else 0
-    chosen = set(random.Random(seed).sample(tasks, count))  # noqa: S311 - not a secret
-    kept = [row for row in rows if (row.task or row.rollout) not in chosen]
-    return kept, [row for row in rows if (row.task or row.rollout) in chosen]
+    distinct = sorted(set(tasks))
+    count = min(max(1, round(share * len(distinct))), len(distinct) - 1) if share else 0
+    return set(random.Random(seed).sample(distinct, count))  # noqa: S311 - not a secret
+
+
+def pack(rows: Sequence[TrainingRow]) -> TrainingRow:
+    """Return rows as one, in which :func:`collate` isolates them from each other."""
+    if len(rows) == 1:
+        return rows[0]
+    ids, lengths = array("i"), tuple(len(row.ids) for row in rows)
+    for row in rows:
+        ids.extend(row.ids)
+    return TrainingRow(rows[0].rollout, ids, b"".join(row.mask for row in rows), lengths=lengths)
 
 
 # --- tensors ---------------------------------------------------------------------------------------------------------
@@ -199,7 +264,7 @@ def collate(rows: Sequence[TrainingRow], *, pad: int) -> dict[str, torch.Tensor]
 
     Returns:
         ``input_ids``, ``attention_mask``, ``mask`` (1.0 for tokens with loss) and ``logprobs`` [rows, longest];
-        ``weights`` and ``shares`` [rows, 1].
+        ``weights`` and ``shares`` [rows, 1]. If rows are packed, ``positions`` instead of ``attention_mask``.
     """
     import torch  # noqa: PLC0415 - an optional package
     from torch.nn.utils.rnn import pad_sequence  # noqa: PLC0415 - an optional package
@@ -207,9 +272,13 @@ def collate(rows: Sequence[TrainingRow], *, pad: int) -> dict[str, torch.Tensor]
     def padded(values: Iterable[Sequence[float]], dtype: torch.dtype, padding: int = 0) -> torch.Tensor:
         return pad_sequence([torch.tensor(list(row_values), dtype=dtype) for row_values in values], True, padding)
 
-    return {
+    if any(row.lengths for row in rows):  # padding has the positions 0, and so attends to itself
+        numbers = ([n for length in row.lengths or [len(row.ids)] for n in range(length)] for row in rows)
+        context = {"positions": padded(numbers, torch.long)}
+    else:
+        context = {"attention_mask": padded(([1] * len(row.ids) for row in rows), torch.long)}
+    return context | {
         "input_ids": padded((row.ids for row in rows), torch.long, pad),
-        "attention_mask": padded(([1] * len(row.ids) for row in rows), torch.long),
         "mask": padded((row.mask for row in rows), torch.float32),
         "logprobs": padded((row.logprobs or [0.0] * len(row.ids) for row in rows), torch.float32),
         "weights": torch.tensor([[row.weight] for row in rows], dtype=torch.float32),

@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Self
 from minisandbox import certificates
 from minisandbox.errors import DiskFull, InvalidValue, MissingExtra, RunError, TrainingError
 from minisandbox.tasks.formats.writing import written_whole
+from minisandbox.train.config import Lora
 from minisandbox.train.options import differences, load, store
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback, TrainerState
+    from peft import LoraConfig
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _FULL = ("No space left", "PytorchStreamWriter failed", "inline_container.cc", "iostream error")
 """Parts of the error messages of safetensors and torch if the disk is full."""
@@ -182,7 +184,7 @@ class TrainingRun:
         self.close()
 
 
-def resume_message(out: str) -> str:
+def resume_message(out: str | Path) -> str:
     """Return what an interrupted command has kept, for a run's directory."""
     steps = [step_of(path.parent) for path in Path(out, "checkpoints").glob(f"checkpoint-*/{_COMPLETE}")]
     if not steps:
@@ -193,8 +195,8 @@ def resume_message(out: str) -> str:
 def missing_vllm() -> MissingExtra:
     """Return the error for a missing vLLM, with a hint how to install vLLM."""
     return MissingExtra(
-        "engine=vllm needs the package vllm, which is not installed in the trainer's environment",
-        reason="TRL imports it in the trainer's process, even if a server samples",
+        "engine=vllm needs the packages vllm and trl in the trainer's environment",
+        reason="TRL imports vLLM in the trainer's process, even if a server samples",
         hint="pip install 'trl[vllm]', which installs a version that TRL supports",
     )
 
@@ -211,16 +213,14 @@ def require_training(*, curve: bool = False, vllm: bool = False) -> None:
     """
     certificates.export()
     if not sys.warnoptions:  # warnings of other packages tell users nothing that they can change
-        for package in ("accelerate", "datasets", "peft", "torch", "transformers", "trl"):
+        for package in ("accelerate", "peft", "torch", "transformers"):
             warnings.filterwarnings("ignore", module=rf"{package}\b")
     # Set before torch is imported; models.renderer.require explains the value.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # TRL warns that rollout_func is experimental, but our tests detect when it changes.
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     try:
-        import datasets  # noqa: PLC0415 - an optional package
+        import accelerate  # noqa: F401, PLC0415 - an optional package
         import peft  # noqa: F401, PLC0415 - an optional package
-        import trl  # noqa: F401, PLC0415 - an optional package
+        import transformers  # noqa: F401, PLC0415 - an optional package
 
         if curve:
             import matplotlib as _  # noqa: F401, ICN001, PLC0415 - fail now, not after hours of training
@@ -228,13 +228,12 @@ def require_training(*, curve: bool = False, vllm: bool = False) -> None:
         raise MissingExtra(
             f"the package {error.name} is not installed", reason=str(error), hint="pip install 'swe-minisandbox[train]'"
         ) from error
-    if vllm and find_spec("vllm") is None:
+    if vllm and not (find_spec("vllm") and find_spec("trl")):
         raise missing_vllm()
     from transformers.utils import logging  # noqa: PLC0415 - an optional package
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    datasets.disable_progress_bars()
 
 
 def set_threads(*, single: bool) -> None:
@@ -284,42 +283,24 @@ def open_policy(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     return model, tokenizer
 
 
-def quiet(trainer: Trainer) -> None:
-    """Prevent a trainer from printing to stdout, which belongs to the caller."""
-    from transformers import PrinterCallback  # noqa: PLC0415 - an optional package
+def lora_of(lora: Lora) -> LoraConfig | None:
+    """Return peft's configuration, or None if all weights are trained."""
+    if not lora.rank:
+        return None
+    from peft import LoraConfig  # noqa: PLC0415 - an optional package
 
-    trainer.remove_callback(PrinterCallback)
-
-
-def run_callback(run: TrainingRun, tell: Callable[[str], object], *, keep: int) -> TrainerCallback:
-    """Return a callback that writes and reports a run's log, and marks its checkpoints as complete.
-
-    Args:
-        run: the run's directory.
-        tell: called with each log line.
-        keep: number of latest checkpoints to keep; 0 keeps all.
-    """
-    from transformers import TrainerCallback  # noqa: PLC0415 - an optional package
-
-    class RunCallback(TrainerCallback):  # type: ignore[misc] # mypy does not read transformers
-        def on_log(
-            self, _args: object, state: TrainerState, _control: object, logs: object = None, **__: object
-        ) -> None:
-            if isinstance(logs, dict) and is_first():
-                run.append({"step": state.global_step, **logs})
-                shown = [f"{key} {logs[key]:.4g}" for key in ("loss", "reward", "eval_loss", "entropy") if key in logs]
-                tell(f"step {state.global_step} of {state.max_steps}: {', '.join(shown)}" if shown else "done")
-
-        def on_save(self, _args: object, state: TrainerState, _control: object, **__: object) -> None:
-            if is_first():
-                run.checkpoint_written(state.global_step, keep)
-
-    return RunCallback()
+    modules = lora.modules if lora.modules == "all-linear" else lora.modules.split(",")
+    return LoraConfig(
+        r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=modules, task_type="CAUSAL_LM"
+    )
 
 
 @contextlib.contextmanager
-def translate_disk_full(run: TrainingRun) -> Iterator[None]:
-    """Convert the errors that trainers raise on a full disk to DiskFull.
+def translate_disk_full(path: Path) -> Iterator[None]:
+    """Convert the errors of a full disk to DiskFull.
+
+    Args:
+        path: the run's directory.
 
     Raises:
         DiskFull: the disk is full.
@@ -330,11 +311,8 @@ def translate_disk_full(run: TrainingRun) -> Iterator[None]:
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         if not (full or any(text in str(error) for text in _FULL)):
             raise
-        last = run.last_checkpoint()
         raise DiskFull(
-            f"cannot write a checkpoint to {run.path}",
-            reason="the disk is full",
-            hint=f"free some space; the same command resumes from {last.name if last else 'the beginning'}",
+            f"cannot write to {path}", reason="the disk is full", hint=f"free some space; {resume_message(path)}"
         ) from error
 
 

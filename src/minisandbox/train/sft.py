@@ -1,33 +1,30 @@
-"""Fine-tune on token rows with TRL's SFTTrainer. Only sampled tokens carry loss."""
+"""Fine-tune on token rows. Only sampled tokens carry loss. :class:`.learner.Learner` has the weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import math
+import random
+import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minisandbox.errors import TrainingError
-from minisandbox.train.config import Lora, Optimizer, RlConfig, SftConfig
-from minisandbox.train.rows import TrainingRow, held_out, read_rows
+from minisandbox.train.config import SftConfig
+from minisandbox.train.rows import StoredRows, TrainingRow, held_out, pack, read_rows
 from minisandbox.train.running import (
     TrainingRun,
     check_vocabulary,
     is_first,
-    open_policy,
-    quiet,
     require_training,
-    run_callback,
     step_of,
     translate_disk_full,
 )
 
 if TYPE_CHECKING:
-    import torch
-    from datasets import Dataset
-    from peft import LoraConfig, PeftModel
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
-    from trl import SFTTrainer
+    from minisandbox.train.learner import Learner
 
 MAY_CHANGE = frozenset(
     {"out", "max_steps", "epochs", "checkpoints.every", "checkpoints.keep", "log_every", "report_to"}
@@ -62,47 +59,63 @@ class SftResult:
 
 @dataclass(frozen=True, slots=True)
 class SftData:
-    """The training rows and held-out rows of an experiment.
+    """The training rows and held-out rows of an experiment, in a temporary file in its directory.
 
     Attributes:
         train: training rows.
         held_out: rows on which only the loss is measured.
         left_out: number of rows above the length limit.
+        largest: the largest token id.
+        largest_rollout: name of the rollout that has it.
     """
 
-    train: Sequence[TrainingRow]
-    held_out: Sequence[TrainingRow]
+    train: StoredRows
+    held_out: StoredRows
     left_out: int
+    largest: int
+    largest_rollout: str
 
     @property
-    def shared_tasks(self) -> frozenset[str]:
+    def shared_tasks(self) -> set[str]:
         """The tasks with both training and held-out rows."""
-        return frozenset(row.task for row in self.train if row.task) & {row.task for row in self.held_out}
+        return set(self.train.tasks) & set(self.held_out.tasks)
 
     @classmethod
     def load(cls, config: SftConfig) -> SftData:
-        """Read the rows of a configuration.
+        """Read the rows of a configuration, one at a time.
 
         Raises:
             InvalidValue: a file is missing.
             TaskFileError: a file cannot be read.
             TrainingError: a row cannot be trained on, or there are no rows.
         """
-        everything = [row for name in config.data for row in read_rows(Path(name))]
-        rows = [row for row in everything if len(row.ids) <= config.max_length]
-        if not rows:
-            longer = f"all {len(everything)} rows are longer than max_length {config.max_length}"
-            raise TrainingError("there are no rows to train on", reason=longer if everything else "the files are empty")
+        Path(config.out).mkdir(parents=True, exist_ok=True)
+        file = tempfile.TemporaryFile(dir=config.out)  # noqa: SIM115 - train.close()
+        counts, largest = [0, 0], (0, "")
+        rows, others = StoredRows(file), StoredRows(file)
+        for stored, names in ((rows, config.data), (others, config.held_out)):
+            for row in (row for name in names for row in read_rows(Path(name))):
+                is_long = len(row.ids) > config.max_length
+                counts[is_long] += 1
+                if not is_long:
+                    stored.append(row)
+                    largest = max(largest, (max(row.ids), row.rollout))
+            if not rows:
+                longer = f"all {counts[1]} rows are longer than max_length {config.max_length}"
+                reason = longer if counts[1] else "the files are empty"
+                raise TrainingError("there are no rows to train on", reason=reason)
         if not config.held_out:
-            kept, held = held_out(rows, config.held_out_share, config.seed)
-            return cls(kept, held, len(everything) - len(rows))
-        other = [row for name in config.held_out for row in read_rows(Path(name))]
-        held = [row for row in other if len(row.ids) <= config.max_length]
-        return cls(rows, held, len(everything) - len(rows) + len(other) - len(held))
+            chosen = held_out(rows.tasks, config.held_out_share, config.seed)
+            is_held = [task in chosen for task in rows.tasks]
+            others = rows.select(index for index, held in enumerate(is_held) if held)
+            rows = rows.select(index for index, held in enumerate(is_held) if not held)
+        return cls(rows, others, counts[1], *largest)
 
 
 def train_sft(config: SftConfig, *, tell: Tell = lambda _: None) -> SftResult:
     """Fine-tune a model; a repeated call resumes from the last checkpoint.
+
+    If several processes call it, as ``accelerate launch`` and ``torchrun`` start them, they share the weights.
 
     Args:
         config: the experiment's configuration.
@@ -117,10 +130,12 @@ def train_sft(config: SftConfig, *, tell: Tell = lambda _: None) -> SftResult:
         DiskFull: a checkpoint cannot be written.
     """
     require_training()
-    data = SftData.load(config)
-    with TrainingRun(Path(config.out), config, may_change=MAY_CHANGE) as run:
-        trainer = make_trainer(config, data, run, tell)
+    out = Path(config.out)
+    with translate_disk_full(out):
+        data = SftData.load(config)
+    with contextlib.closing(data.train), TrainingRun(out, config, may_change=MAY_CHANGE) as run:
         checkpoint = run.last_checkpoint()
+        tuning = FineTuning(config, data, run, tell, checkpoint)
         if is_first():
             left = f"; {data.left_out} longer rows are left out" if data.left_out else ""
             begin = f", from {checkpoint.name}" if checkpoint else ""
@@ -129,163 +144,130 @@ def train_sft(config: SftConfig, *, tell: Tell = lambda _: None) -> SftResult:
                 which = f"{len(shared)} tasks, such as {min(shared)}"
                 tell(f"warning: {which}, are trained on and held out: the held-out loss is not for unseen tasks")
         run.forget_after(step_of(checkpoint))
-        with translate_disk_full(run):
-            _train(trainer, checkpoint, config.max_steps)
-            held = _held_out_loss(trainer) if data.held_out else None
-            save_policy(trainer, run)
-        losses = [float(str(line["loss"])) for line in run.lines() if "loss" in line]
-        return SftResult(
-            run.model, trainer.state.global_step, losses[0] if losses else None, losses[-1] if losses else None, held,
-            len(data.train), data.left_out,
-        )  # fmt: skip
+        with translate_disk_full(out):
+            steps = tuning.train(step_of(checkpoint))
+        lines = run.lines()
+        losses, held_out_losses = (
+            [float(str(line[key])) for line in lines if key in line] for key in ("loss", "eval_loss")
+        )
+        first, last = (losses[0], losses[-1]) if losses else (None, None)
+        held_out_loss = held_out_losses[-1] if held_out_losses else None
+        return SftResult(run.model, steps, first, last, held_out_loss, len(data.train), data.left_out)
 
 
-def _train(trainer: SFTTrainer, checkpoint: Path | None, max_steps: int) -> None:
-    """Train the remaining steps.
-
-    If ``max_steps`` was reached within an epoch, only load the checkpoint, because transformers would train one more
-    step.
-    """
-    if max_steps and step_of(checkpoint) >= max_steps:
-        trainer._load_from_checkpoint(str(checkpoint))
-        trainer.state.global_step = step_of(checkpoint)
-    else:
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-
-
-def _held_out_loss(trainer: SFTTrainer) -> float:
-    """Return the final loss on held-out rows; measure the loss if the last step did not."""
-    last = [one for one in trainer.state.log_history if one["step"] == trainer.state.global_step]
-    known = [one["eval_loss"] for one in last if "eval_loss" in one] or [trainer.evaluate()["eval_loss"]]
-    return float(known[-1])
-
-
-def make_trainer(config: SftConfig, data: SftData, run: TrainingRun, tell: Tell = lambda _: None) -> SFTTrainer:
-    """Create TRL's trainer for an experiment.
+class FineTuning:
+    """The loop of fine-tuning.
 
     Args:
         config: the experiment's configuration.
         data: the rows.
         run: the directory for checkpoints and the log.
         tell: called with each logged step.
+        checkpoint: the checkpoint to resume from.
+
+    Attributes:
+        learner: has the weights.
+        steps: number of steps of the run.
     """
-    from trl import SFTConfig, SFTTrainer  # noqa: PLC0415 - an optional package
 
-    model, tokenizer = open_policy(config.model)
-    longest = max((*data.train, *data.held_out), key=lambda row: max(row.ids))
-    check_vocabulary(model, max(longest.ids), longest.rollout)
-    arguments = SFTConfig(
-        **common_arguments(config, run, config.optimizer),
-        num_train_epochs=config.epochs,
-        max_steps=config.max_steps or -1,
-        per_device_train_batch_size=config.batch_size,
-        per_device_eval_batch_size=config.batch_size,
-        gradient_accumulation_steps=config.accumulation,
-        logging_steps=config.log_every,
-        eval_strategy="steps" if data.held_out else "no",
-        eval_steps=config.evaluate_every,
-        max_length=config.max_length,
-        packing=config.packing,
-        eval_packing=False,
-    )
-    made = SFTTrainer(
-        model=model,
-        args=arguments,
-        train_dataset=dataset_of(data.train),
-        eval_dataset=dataset_of(data.held_out) if data.held_out else None,
-        processing_class=tokenizer,
-        peft_config=lora_of(config.lora),
-        callbacks=[run_callback(run, tell, keep=config.checkpoints.keep)],
-    )
-    quiet(made)
-    return made
+    def __init__(
+        self, config: SftConfig, data: SftData, run: TrainingRun, tell: Tell = lambda _: None,
+        checkpoint: Path | None = None,
+    ) -> None:  # fmt: skip
+        from minisandbox.train.learner import Learner  # noqa: PLC0415 - imports optional packages
 
+        self._config, self._data, self._run, self._tell = config, data, run, tell
+        self.learner: Learner[SftConfig] = Learner(config, checkpoint)
+        check_vocabulary(self.learner.model, data.largest, data.largest_rollout)
+        self._sequences = self._packed() if config.packing else [[index] for index in range(len(data.train))]
+        self._step_size = config.batch_size * config.accumulation * self.learner.accelerator.num_processes
+        self._steps_per_epoch = math.ceil(len(self._sequences) / self._step_size)
+        self._epoch, self._order = -1, list[int]()
+        steps: int = math.ceil(config.epochs * self._steps_per_epoch)
+        self.steps = min(steps, config.max_steps or steps)
+        self.learner.schedule(self.steps)
 
-def common_arguments(config: SftConfig | RlConfig, run: TrainingRun, optimizer: Optimizer) -> dict[str, object]:
-    """Return the options that fine-tuning and reinforcement learning share, in transformers' names.
+    def _packed(self) -> list[list[int]]:
+        """Divide the rows, in random order, into sequences of at most ``max_length`` tokens."""
+        sequences, room, lengths = list[list[int]](), 0, self._data.train.lengths
+        for index in self._shuffled(len(lengths), "packing"):
+            if lengths[index] > room:
+                sequences.append([])
+                room = self._config.max_length
+            sequences[-1].append(index)
+            room -= lengths[index]
+        return sequences
 
-    Args:
-        config: an ``SftConfig`` or an ``RlConfig``.
-        run: the run's directory.
-        optimizer: the optimiser's options.
-    """
-    cpu = config.device == "cpu"
-    return {
-        "output_dir": str(run.checkpoints),
-        "learning_rate": optimizer.learning_rate,
-        "lr_scheduler_type": optimizer.schedule,
-        "warmup_steps": optimizer.warmup_steps,
-        "weight_decay": optimizer.weight_decay,
-        "adam_beta2": optimizer.beta2,
-        "max_grad_norm": optimizer.max_grad_norm,
-        "bf16": config.precision == "bfloat16",
-        "gradient_checkpointing": config.gradient_checkpointing,
-        "use_cpu": cpu,
-        "dataloader_pin_memory": not cpu,
-        "save_strategy": "steps",
-        "save_steps": config.checkpoints.every,
-        "report_to": config.report_to,
-        "seed": config.seed,
-        "disable_tqdm": True,
-    }
+    def _shuffled(self, count: int, name: object) -> list[int]:
+        return random.Random(f"{self._config.seed} {name}").sample(range(count), count)  # noqa: S311 - not a secret
 
+    def rows_of(self, number: int) -> list[TrainingRow]:
+        """Return the rows of a step, which is numbered from 0; packed rows are one."""
+        epoch, index = divmod(number, self._steps_per_epoch)
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, self._shuffled(len(self._sequences), epoch)
+        chosen = self._order[index * self._step_size : (index + 1) * self._step_size]
+        return [pack([self._data.train[row] for row in self._sequences[sequence]]) for sequence in chosen]
 
-def dataset_of(rows: Sequence[TrainingRow]) -> Dataset:
-    """Return rows as a dataset for TRL, with our labels, so that TRL does not create its own loss mask."""
-    from datasets import Dataset  # noqa: PLC0415 - an optional package
+    def train(self, first_step: int) -> int:
+        """Make the remaining steps, save checkpoints and the model, and return the number of steps.
 
-    return Dataset.from_dict({"input_ids": [row.ids.tolist() for row in rows], "labels": [row.labels for row in rows]})
+        Args:
+            first_step: number of steps that are already done.
+        """
+        config, learner, losses = self._config, self.learner, list[float]()
+        try:
+            for step in range(first_step + 1, self.steps + 1):
+                stats = self.step(step - 1)
+                losses.append(stats["loss"])
+                if step % config.log_every == 0 or step == self.steps:
+                    self._log(step, {**stats, "loss": sum(losses) / len(losses), "epoch": step / self._steps_per_epoch})
+                    losses.clear()
+                learner.finished = step
+                if self._data.held_out and (step % config.evaluate_every == 0 or step == self.steps):
+                    self._log(step, {"eval_loss": self.held_out_loss()})
+                learner.save_if_due(self._run, first=first_step, last=self.steps)
+        except KeyboardInterrupt:  # also SIGTERM
+            learner.save_interrupted(self._run)
+            raise
+        learner.save_model(self._run)
+        learner.close()
+        return max(first_step, self.steps)
 
+    def step(self, number: int) -> dict[str, float]:
+        """Change the weights once, by the mean loss of a step's tokens; return the statistics to log."""
+        import torch  # noqa: PLC0415 - an optional package
 
-def lora_of(lora: Lora) -> LoraConfig | None:
-    """Return peft's configuration, or None if all weights are trained."""
-    if not lora.rank:
-        return None
-    from peft import LoraConfig  # noqa: PLC0415 - an optional package
+        learner = self.learner
+        dropout = f"{self._config.seed} dropout {number} {learner.accelerator.process_index}"
+        torch.manual_seed(random.Random(dropout).getrandbits(60))  # noqa: S311 - not a secret
+        rate, rows = learner.set_rate(number), self.rows_of(number)
+        tokens, total = sum(row.loss_tokens for row in rows), torch.zeros(1, dtype=torch.float64)
+        for batch in learner.batches(rows, self._config.batch_size):
+            loss = -learner.scorer(*batch.inputs)[0].sum() / tokens
+            learner.backward(loss)
+            total += loss.detach().double().cpu()
+        return {"loss": learner.total(total)[0], "grad_norm": learner.change_weights(), "learning_rate": rate}
 
-    modules = lora.modules if lora.modules == "all-linear" else lora.modules.split(",")
-    return LoraConfig(
-        r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=modules, task_type="CAUSAL_LM"
-    )
+    def held_out_loss(self) -> float:
+        """Return the mean loss of the held-out tokens."""
+        import torch  # noqa: PLC0415 - an optional package
 
+        rows, learner, sums = self._data.held_out, self.learner, torch.zeros(2, dtype=torch.float64)
+        size = self._config.batch_size * learner.accelerator.num_processes
+        learner.model.eval()
+        with torch.no_grad():
+            for start in range(0, len(rows), size):
+                for batch in learner.batches(rows[start : start + size], self._config.batch_size):
+                    logprobs, _ = learner.scorer(*batch.inputs)
+                    sums += torch.stack([-logprobs.sum(), batch.tensors["mask"].sum()]).double().cpu()
+        learner.model.train()
+        loss, tokens = learner.total(sums)
+        return loss / tokens
 
-def save_policy(trainer: Trainer, run: TrainingRun) -> None:
-    """Save the model of a trainer of transformers.
-
-    Every process must call this function, because rank 0 gathers weights that are sharded among them (FSDP, ZeRO-3).
-    """
-    accelerator = trainer.accelerator
-    weights = accelerator.get_state_dict(trainer.model_wrapped)
-    if trainer.is_world_process_zero():
-        sharded = accelerator.distributed_type.value in ("FSDP", "DEEPSPEED")
-        write_policy(accelerator.unwrap_model(trainer.model), weights, trainer.processing_class, run, reopen=sharded)
-
-
-def write_policy(
-    model: PreTrainedModel | PeftModel, weights: dict[str, torch.Tensor], tokenizer: PreTrainedTokenizerBase,
-    run: TrainingRun, *, reopen: bool,
-) -> None:  # fmt: skip
-    """Write the whole trained model and, with LoRA, also the adapter alone.
-
-    Args:
-        model: the model.
-        weights: its weights; with LoRA at least those of the adapter.
-        tokenizer: its tokenizer.
-        run: the run's directory.
-        reopen: merge the adapter into the base model as it is on disk, because ``model`` is sharded or in bfloat16.
-    """
-    if hasattr(model, "merge_and_unload"):
-        model.save_pretrained(run.path / "adapter", state_dict=weights)
-        model = _merged(model, run.path / "adapter") if reopen else model.merge_and_unload()
-        weights = model.state_dict()
-    with run.new_model() as place:
-        model.save_pretrained(place, state_dict=weights)
-        tokenizer.save_pretrained(place)
-
-
-def _merged(model: PeftModel, adapter: Path) -> PreTrainedModel:
-    """Open the base model anew, and return it with the adapter merged into its weights."""
-    from peft import PeftModel  # noqa: PLC0415 - an optional package
-
-    base, _ = open_policy(model.peft_config["default"].base_model_name_or_path)
-    return PeftModel.from_pretrained(base, adapter).merge_and_unload()
+    def _log(self, step: int, stats: dict[str, float]) -> None:
+        self.learner.accelerator.log(stats, step)
+        if is_first():
+            self._run.append({"step": step, **stats})
+            shown = ", ".join(f"{key} {stats[key]:.4g}" for key in ("loss", "eval_loss") if key in stats)
+            self._tell(f"step {step} of {self.steps}: {shown}")

@@ -150,11 +150,11 @@ def test_bugs_are_put_into_modules_only(project: Task, images: Callable[[Task], 
     assert not any(name.startswith("vendor/") for name in found)
 
 
-@pytest.mark.filterwarnings("default")  # those of torch and TRL are theirs
+@pytest.mark.filterwarnings("default")  # those of torch are theirs
 def test_a_step_of_reinforcement_learning(
     made: Sequence[Task], images: Callable[[Task], Image], tmp_path: Path
 ) -> None:
-    for name in ("trl", "peft", "datasets"):
+    for name in ("accelerate", "peft"):
         pytest.importorskip(name, reason="the extra [train] is not installed")
     from tests.unit.tiny_model import save_tiny_model  # noqa: PLC0415 - an extra
     from tests.unit.toy_setting import toy_config  # noqa: PLC0415 - the same

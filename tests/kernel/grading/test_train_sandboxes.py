@@ -15,13 +15,13 @@ from minisandbox.tasks import Task
 from minisandbox.train.config import Evaluation, Groups
 from minisandbox.train.sandboxes import SandboxEnvironment
 
-for _name in ("trl", "peft", "datasets"):
+for _name in ("accelerate", "peft"):
     pytest.importorskip(_name, reason="the extra [train] is not installed")
 
 from minisandbox.train.rl import train_rl  # noqa: E402 - after what it needs
 from minisandbox.train.running import TrainingRun  # noqa: E402 - the same
 
-pytestmark = [pytest.mark.kernel, pytest.mark.filterwarnings("default")]  # those of torch and TRL are theirs
+pytestmark = [pytest.mark.kernel, pytest.mark.filterwarnings("default")]  # those of torch are theirs
 
 
 def test_a_step_in_sandboxes(smith: Task, smith_image: Image, tmp_path: Path) -> None:

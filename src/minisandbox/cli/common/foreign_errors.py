@@ -11,7 +11,7 @@ from minisandbox.errors import HostError, MiniSandboxError, MissingExtra, Packag
 EXTRAS: dict[str, tuple[str, ...]] = {
     "accelerate": ("local", "train"),
     "atif": ("atif",),
-    "datasets": ("data", "train"),
+    "datasets": ("data",),
     "gguf": ("local",),
     "inspect_ai": ("inspect",),
     "jinja2": ("view",),
@@ -28,7 +28,6 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "swesmith": ("swe",),
     "torch": ("local", "train"),
     "transformers": ("local", "train"),
-    "trl": ("train",),
     "uvicorn": ("view",),
 }
 """The extras of pyproject.toml that install each optional module; the default extra comes first."""
