@@ -57,8 +57,8 @@ POINTS: Mapping[str, Point] = {
     "thaw-renamed": Point(_THAWING, "sync_directory"),
     "layer-received": Point("minisandbox.images.oci.copies", "unpack", after=True),
     "imported": Point("minisandbox.images.oci.copies", "put_if_new"),
-    "blob-sent": Point("minisandbox.images.oci.push", "_Registry._finish"),
-    "blobs-pushed": Point("minisandbox.images.oci.push", "_Registry.publish"),
+    "blob-sent": Point("minisandbox.images.oci.push", "_Registry._put"),
+    "blobs-pushed": Point("minisandbox.images.oci.push", "_Registry.manifest"),
     "downloaded": Point("minisandbox.images.python.web", "_receive", after=True),
 }
 

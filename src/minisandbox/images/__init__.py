@@ -16,7 +16,8 @@ _NAMES = {
     "oci.export": "export_images",
     "oci.prefetch": "Pulled pull_all",
     "oci.pull": "import_images pull",
-    "oci.push": "push",
+    "oci.push": "push push_set",
+    "oci.sets": "SetIndex fetch_files pull_set read_set",
     "progress": "BuildEvent Progress StepState",
     "python.installed": "PythonEnvironment python_environments",
     "python.interpreters": "Interpreter find_interpreter installed_interpreters",
@@ -45,6 +46,11 @@ if TYPE_CHECKING:
     from minisandbox.images.oci.pull import import_images as import_images
     from minisandbox.images.oci.pull import pull as pull
     from minisandbox.images.oci.push import push as push
+    from minisandbox.images.oci.push import push_set as push_set
+    from minisandbox.images.oci.sets import SetIndex as SetIndex
+    from minisandbox.images.oci.sets import fetch_files as fetch_files
+    from minisandbox.images.oci.sets import pull_set as pull_set
+    from minisandbox.images.oci.sets import read_set as read_set
     from minisandbox.images.progress import BuildEvent as BuildEvent
     from minisandbox.images.progress import Progress as Progress
     from minisandbox.images.progress import StepState as StepState

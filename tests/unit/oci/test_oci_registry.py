@@ -324,7 +324,7 @@ BAD: dict[str, tuple[str, Fault, type[MiniSandboxError], str]] = {
         ImageRefused, r"is encrypted"),
     "a hostile digest": (
         MANIFEST, answer(200, document("sha256:../../etc/passwd")), ImageRefused, r"is not a digest"),
-    "a lying blob": (BLOB, lie, ImageRefused, r"configuration that .* sends does not have the digest"),
+    "a lying blob": (BLOB, lie, ImageRefused, r"configuration of .* that .* sends does not have the digest"),
     "a blob that is too long": (BLOB, flood, ImageRefused, r"does not have the digest|sends more"),
 }  # fmt: skip
 

@@ -92,7 +92,7 @@ class Builder:
             store=self.store,
             budget=Budget(jobs=workers),
             progress=self.report,
-            on_remaining=self._set_remaining,
+            on_remaining=self.report_remaining,
             mirrors=self.mirrors,
             backend=self.backend,
         )
@@ -115,7 +115,7 @@ class Builder:
             store=self.store,
             budget=budget,
             progress=self.report,
-            on_remaining=self._set_remaining,
+            on_remaining=self.report_remaining,
             note=self.progress.note,
             retry_failed=retry_failed,
             mirrors=self.mirrors,
@@ -130,7 +130,7 @@ class Builder:
     def pull(self, bases: Sequence[OciBase], *, jobs: int, again: Sequence[OciBase]) -> Pulled:
         """Pull container images; see :func:`minisandbox.images.pull_all`."""
         return pull_all(
-            bases, store=self.store, jobs=jobs, again=again, progress=self.report, on_remaining=self._set_remaining,
+            bases, store=self.store, jobs=jobs, again=again, progress=self.report, on_remaining=self.report_remaining,
             note=self.progress.note,
         )  # fmt: skip
 
@@ -159,5 +159,6 @@ class Builder:
         elif event.state is StepState.STARTED:
             self.progress.status(f"{prefix}{step}")
 
-    def _set_remaining(self, description: str) -> None:
+    def report_remaining(self, description: str) -> None:
+        """Set the description of the remaining builds; thread-safe."""
         self.remaining = description

@@ -86,6 +86,34 @@ def chosen(store: Store, patterns: Iterable[str], among: Sequence[str] | None = 
     return list(dict.fromkeys(matches))
 
 
+def add_set_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the image names and the task set that a verb takes."""
+    from minisandbox.cli.common.task_sets import add_tasks_option  # noqa: PLC0415 - slow to import
+
+    add_names(parser, "*")
+    add_tasks_option(parser)
+
+
+def named(store: Store, args: argparse.Namespace) -> list[str]:
+    """Return the names of images that the command line selects by names and by tasks (:func:`add_set_options`).
+
+    Raises:
+        NotFound: a name matches no image, or the image of a task is not in the store.
+    """
+    names = chosen(store, args.images)
+    if args.tasks is not None:
+        from minisandbox.cli.common.task_sets import load  # noqa: PLC0415 - slow to import
+
+        names += [task.instance_id for task in load(args)]
+        if missing := sorted({*names} - {*store.image_names()}):
+            raise NotFound(
+                f"{len(missing)} images of {args.tasks} are not in the store {store.root}",
+                reason=f"the first is {missing[0]}",
+                hint=f"minisandbox image build {args.tasks}",
+            )
+    return list(dict.fromkeys(names))
+
+
 def run_ls(args: argparse.Namespace) -> int:
     """List the store's images."""
     store = Store.open()

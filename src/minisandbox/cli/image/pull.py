@@ -55,6 +55,12 @@ def add_pull_options(parser: argparse.ArgumentParser, arguments: Sequence[str]) 
         "Many images", "Images of a list or a task set that the store has are not asked for again: the command resumes."
     )
     many.add_argument("--from", metavar="FILE", dest="list", help="references, one a line; - is stdin, # a comment")
+    many.add_argument(
+        "--set", metavar="REF", help="the images of a set in a registry (`image push`); --only chooses some"
+    )
+    many.add_argument(
+        "-o", "--out", type=Path, metavar="DIR", help="with --set, the directory for the files that travel with it"
+    )
     many.add_argument("--jobs", type=int, default=JOBS, metavar="N", help=f"images pulled at once (default: {JOBS})")
     options = {word.partition("=")[0] for word in arguments if word.startswith("-")}
     if options - _OF_ONE or len(arguments) < len(("image", "pull", "REF")):
@@ -85,12 +91,14 @@ def add_private_option(parser: argparse.ArgumentParser) -> None:
 def run_pull(args: argparse.Namespace) -> int:
     """Pull images; a failure does not stop the other pulls, and the first failure sets the exit status."""
     require_positive(args, "jobs")
-    if len(args.references) == 1 and args.list is args.tasks is None:
+    if len(args.references) == 1 and args.list is args.tasks is args.set is None:
         return _pull_one(args)
+    if args.set is not None:
+        return _pull_set(args)
     arguments = list(_bases(args.references, args))
     listed = list(_listed(args))
     if not arguments and not listed:
-        raise InvalidValue("there is no image to pull", hint="give REF, --from FILE or --tasks TASKS")
+        raise InvalidValue("there is no image to pull", hint="give REF, --from FILE, --tasks TASKS or --set REF")
     if args.name or args.private:
         raise InvalidValue("--name and --private are for one image", hint="leave them out, or pull one REF")
     from minisandbox.cli.common.builds import Builder  # noqa: PLC0415 - slow: imports all that builds images
@@ -100,6 +108,33 @@ def run_pull(args: argparse.Namespace) -> int:
         builder = Builder(store, progress)
         result = builder.pull([*arguments, *listed], jobs=args.jobs, again=arguments)
     _print_images([*result.images.values()], args)
+    raise_failures({base.reference: error for base, error in result.failures.items()}, "images")
+    return exits.OK
+
+
+def _pull_set(args: argparse.Namespace) -> int:
+    from minisandbox.cli.common.builds import Builder  # noqa: PLC0415 - slow: imports all that builds images
+    from minisandbox.images.oci.sets import fetch_files, pull_set, read_set  # noqa: PLC0415 - slow: loads an HTTP client
+
+    if args.references or args.list or args.tasks or args.name or args.platform:
+        raise InvalidValue("--set cannot be combined with other images", hint="leave out all but --only, --private, -o")
+    store, index = Store.open(), read_set(args.set)
+    with Progress() as progress:
+        builder = Builder(store, progress)
+        result = pull_set(
+            index,
+            store=store,
+            only=args.only,
+            private=args.private,
+            jobs=args.jobs,
+            progress=builder.report,
+            on_remaining=builder.report_remaining,
+            note=progress.note,
+        )
+        files = [] if args.out is None else fetch_files(index, args.out)
+    _print_images([*result.images.values()], args)
+    if not args.json:
+        put(f"{index.reference}@{index.digest}" + "".join(f"\n{path}" for path in files))
     raise_failures({base.reference: error for base, error in result.failures.items()}, "images")
     return exits.OK
 
@@ -177,7 +212,7 @@ def _print_images(images: Sequence[Image], args: argparse.Namespace) -> None:
         print_json([_facts(image) for image in images])
         return
     rows = [
-        (image.name, str(len(image.layers)), human_size(total_size([image])), image.notes["reference"])
+        (image.name, str(len(image.layers)), human_size(total_size([image])), image.notes.get("reference", ""))
         for image in images
     ]
     titles = ("image", "layers", "size", "reference")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from minisandbox.cli.common import exits
 from minisandbox.cli.common.output import Progress, add_json_option, clean_line, print_json, put, say
-from minisandbox.cli.image.listing import add_names, chosen
+from minisandbox.cli.image.listing import add_names, add_set_options, chosen, named
 from minisandbox.cli.image.pull import add_platform_option, add_private_option
 from minisandbox.errors import InvalidValue
-from minisandbox.images import export_images, import_images, push
+from minisandbox.images import export_images, import_images, push, push_set
 from minisandbox.images.oci.pull import STANDARD
 from minisandbox.store import Store
 from minisandbox.store.blobs.packing import COMPRESSIONS, GZIP
@@ -26,10 +26,19 @@ def add_push_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``push``."""
     parser.description = (
         "Push an image to a registry, without a container engine. Layers that the registry has are not sent. Hidden "
-        "tests are left out. Credentials are those of `podman login` and `docker login`."
+        "tests are left out. Several images become a set: each is tagged with its name, and REF lists them for `image "
+        "pull --set`. Credentials are those of `podman login` and `docker login`."
     )
-    parser.add_argument("name", metavar="IMAGE", help="the image's name")
+    add_set_options(parser)
     parser.add_argument("reference", metavar="REF", help="where to: HOST/NAME[:TAG]")
+    parser.add_argument(
+        "--attach",
+        metavar="FILE",
+        type=Path,
+        action="append",
+        default=[],
+        help="a file that travels with the set, such as validation results; may be repeated",
+    )
     _add_format(parser)
     add_json_option(parser)
     parser.set_defaults(run=run_push, kept="the registry keeps the layers that it has; the same command resumes")
@@ -71,16 +80,18 @@ def _add_format(parser: argparse.ArgumentParser) -> None:
 
 
 def run_push(args: argparse.Namespace) -> int:
-    """Push one image."""
+    """Push one image, or a set of images."""
+    store = Store.open()
+    is_set = args.tasks is not None or args.attach or len(args.images) != 1 or set(args.images[0]) & set("*?[")
+    names = named(store, args) if is_set else []
+    if is_set and not names:
+        raise InvalidValue("there is no image to push", hint="give IMAGE or --tasks TASKS")
     with Progress() as progress:
-        pushed = push(
-            args.name,
-            args.reference,
-            store=Store.open(),
-            compression=args.compression,
-            private=args.private,
-            progress=progress.status,
-        )
+        options = {"store": store, "private": args.private, "progress": progress.status}
+        if is_set:
+            pushed = push_set(names, args.reference, files=args.attach, compression=args.compression, **options)
+        else:
+            pushed = push(args.images[0], args.reference, compression=args.compression, **options)
     if args.json:
         print_json(pushed)
     else:

@@ -6,7 +6,7 @@ import argparse
 
 from minisandbox.cli.common import exits
 from minisandbox.cli.common.output import Progress, add_json_option, print_json, put
-from minisandbox.cli.image.listing import add_names, chosen
+from minisandbox.cli.image.listing import add_set_options, named
 from minisandbox.store import Store
 from minisandbox.store.sizes import stack_of
 from minisandbox.store.verify import VerifyEvent, VerifyReport, verify
@@ -18,7 +18,7 @@ def add_verify_options(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Compare layers with their published records. Damaged ones are quarantined; a build or pull replaces them."
     )
-    add_names(parser, "*")
+    add_set_options(parser)
     parser.add_argument("--full", action="store_true", help="read every file, not only names, sizes and modes")
     add_json_option(parser)
     parser.set_defaults(run=run_verify, kept="the damaged layers found so far are quarantined")
@@ -28,8 +28,8 @@ def run_verify(args: argparse.Namespace) -> int:
     """Verify layers."""
     store = Store.open()
     keys = None
-    if args.images:
-        images = [store.image(name) for name in chosen(store, args.images)]
+    if args.images or args.tasks is not None:
+        images = [store.image(name) for name in named(store, args)]
         all_keys = dict.fromkeys(key for image in images for key in stack_of(image))
         keys = [key for key in all_keys if store.has_layer(key)]
     with Progress() as progress:

@@ -106,7 +106,7 @@ def export_images(
             tag = f"{repository_of(image.name)}:latest"
             index_rows.append({**row, "annotations": {m.REF_NAME: tag}})
             archive_rows.append({"Config": config, "RepoTags": [tag], "Layers": layers})
-        write_file("index.json", _json({"schemaVersion": 2, "mediaType": m.INDEX, "manifests": index_rows}))
+        write_file("index.json", to_json({"schemaVersion": 2, "mediaType": m.INDEX, "manifests": index_rows}))
         if not private:
             write_file("manifest.json", json.dumps(archive_rows).encode())  # `docker load` ignores index.json
     return Exported(tuple(image.name for image in images), len(layout.sizes), sum(layout.sizes.values()))
@@ -157,7 +157,11 @@ def write_image(
     manifest: Document = {"schemaVersion": 2, "mediaType": m.MANIFEST, "config": config_descriptor, "layers": layers}
     if not private and (notes := _annotations(image)):
         manifest["annotations"] = notes
-    return _json(manifest), m.blob_path(str(config_descriptor["digest"])), [m.blob_path(blob.digest) for blob in blobs]
+    return (
+        to_json(manifest),
+        m.blob_path(str(config_descriptor["digest"])),
+        [m.blob_path(blob.digest) for blob in blobs],
+    )
 
 
 def describe(kind: str, text: bytes) -> Document:
@@ -184,7 +188,7 @@ def _config(image: ImageRecord, blobs: Sequence[LayerBlob]) -> bytes:
     }
     platform = image.notes.get("platform", "")
     target = m.parse_platform(platform) if platform.count("/") in (1, 2) else m.own_platform()
-    return _json(
+    return to_json(
         {
             "created": datetime.fromtimestamp(image.created, UTC).isoformat(),
             "author": config.pop("Author", ""),
@@ -207,7 +211,8 @@ def _annotations(image: ImageRecord) -> Document:
     return {f"org.opencontainers.image.{name}": text for name, text in annotations.items() if text}
 
 
-def _json(document: Mapping[str, JSONValue]) -> bytes:
+def to_json(document: Mapping[str, JSONValue]) -> bytes:
+    """Return a document as compact JSON."""
     return json.dumps(document, separators=(",", ":")).encode()
 
 

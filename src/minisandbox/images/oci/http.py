@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email.message
+import functools
 import http.client
 import json
 import re
@@ -88,11 +89,6 @@ class RegistryClient:
     _authorization: str = ""
     _scheme: str = ""
     _secrets: list[str] = field(default_factory=list)
-    _client: HttpClient | None = None
-
-    def release(self) -> None:
-        """Drop the HTTP client to release memory; the next request creates it again."""
-        self._client = None
 
     def get(self, path: str, accept: str = "*/*", offset: int = 0) -> http.client.HTTPResponse:
         """Request a resource of the repository; the caller closes the response.
@@ -180,10 +176,7 @@ class RegistryClient:
             return False
 
     def _opener(self) -> HttpClient:
-        if self._client is None:  # reuse the client, because loading certificates is slow
-            paths = [path for folder in _CERTIFICATES for path in sorted(Path(folder, self.remote.host).glob("*.crt"))]
-            self._client = HttpClient(authorities=paths, verify=not self.remote.insecure, schemes=self._schemes)
-        return self._client
+        return _http_client(self.remote.host, self.remote.insecure, self._schemes)
 
     # --- authentication ---
 
@@ -300,6 +293,13 @@ class RegistryClient:
             reason = f"it did not answer within {TIMEOUT:.0f} seconds"
         reason = reason or f"its answer is no HTTP ({type(error).__name__})"
         return _transient(f"registry {self.remote.host} cannot be reached", reason, hint)
+
+
+@functools.lru_cache(8)
+def _http_client(host: str, insecure: bool, schemes: tuple[str, ...]) -> HttpClient:
+    """Return the HTTP client of a registry; share it, because certificates take milliseconds and megabytes."""
+    paths = [path for folder in _CERTIFICATES for path in sorted(Path(folder, host).glob("*.crt"))]
+    return HttpClient(authorities=paths, verify=not insecure, schemes=schemes)
 
 
 def _transient(summary: str, reason: str, hint: str, wait: float | None = None) -> RegistryError:

@@ -24,6 +24,11 @@ _MOST_INDEXES = 3
 INDEX, MANIFEST = "application/vnd.oci.image.index.v1+json", "application/vnd.oci.image.manifest.v1+json"
 _INDEXES = (INDEX, "application/vnd.docker.distribution.manifest.list.v2+json")
 _MANIFESTS = (MANIFEST, "application/vnd.docker.distribution.manifest.v2+json")
+SET, FILES = "application/vnd.minisandbox.set.v1", "application/vnd.minisandbox.files.v1"
+"""The artifact types of a set's index, and of the files that travel with a set."""
+EMPTY, TITLE = "application/vnd.oci.empty.v1+json", "org.opencontainers.image.title"
+MOST_FILE = 256 << 20
+"""The maximum size of a file that travels with a set, in bytes."""
 REF_NAME, _IMAGE_NAME = "org.opencontainers.image.ref.name", "io.containerd.image.name"
 ACCEPTED = ", ".join((*_MANIFESTS, *_INDEXES))
 # Go's names (GOARCH) for the architecture names of uname(2) and other programs (containerd, platforms/database.go).
@@ -108,6 +113,7 @@ class Descriptor:
         platform: the platform of a manifest according to its index, or None.
         name: the tag of a manifest in a layout, or "".
         image: the full reference of a manifest that containerd records in a layout, or "".
+        title: the name of a file that travels with a set, or "".
     """
 
     digest: str
@@ -116,6 +122,7 @@ class Descriptor:
     platform: Platform | None = None
     name: str = ""
     image: str = ""
+    title: str = ""
 
     @property
     def is_foreign(self) -> bool:
@@ -324,9 +331,9 @@ def descriptor(row: JSONValue, subject: str) -> Descriptor:
     digest, size, kind = row.get("digest"), row.get("size"), row.get("mediaType") or ""
     if not isinstance(digest, str) or type(size) is not int or size < 0 or not isinstance(kind, str):
         raise malformed(subject, f"a descriptor is {row!r}")
-    name, image = _texts(row.get("annotations"), REF_NAME, _IMAGE_NAME)
+    name, image, title = _texts(row.get("annotations"), REF_NAME, _IMAGE_NAME, TITLE)
     platform = _platform(row.get("platform"))
-    return Descriptor(check_digest(digest), size, kind, platform if platform.architecture else None, name, image)
+    return Descriptor(check_digest(digest), size, kind, platform if platform.architecture else None, name, image, title)
 
 
 def _texts(document: JSONValue, *names: str) -> list[str]:

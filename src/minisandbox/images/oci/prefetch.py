@@ -6,19 +6,21 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from minisandbox.errors import MiniSandboxError, RegistryError
-from minisandbox.images.image import Image
+from minisandbox.errors import MiniSandboxError, NotFound, RegistryError
+from minisandbox.images.image import Image, image_of
 from minisandbox.images.oci import manifest as m
-from minisandbox.images.oci.copies import MEDIA_TYPE
+from minisandbox.images.oci.copies import MEDIA_TYPE, parse_copy
+from minisandbox.images.oci.http import RegistryClient
 from minisandbox.images.oci.pull import (
     JOBS,
     LayerStep,
     compressed_size,
+    copied_layers,
     name_of,
     pull,
     refuse_other,
@@ -57,6 +59,8 @@ def pull_all(
     store: Store,
     jobs: int = JOBS,
     again: Collection[OciBase] = (),
+    names: Mapping[OciBase, str] | None = None,
+    private: bool = False,
     progress: Progress | None = None,
     on_remaining: Callable[[str], None] | None = None,
     note: Callable[[str], None] | None = None,
@@ -71,6 +75,8 @@ def pull_all(
         store: the store for the images.
         jobs: the number of images to pull in parallel.
         again: images to look up in the registry even if the store has them, because a tag may have moved.
+        names: names of images in the store; by default, names are derived from references.
+        private: whether the images may be private copies from another store, whose records are trusted.
         progress: called from several threads when the pull of each image starts and ends.
         on_remaining: called from several threads with a description of the remaining pulls; "" if nothing remains.
         note: called with the total size before the first download, and with the reason of each wait.
@@ -82,6 +88,7 @@ def pull_all(
         DiskFull: the layers do not fit into the store; nothing was pulled.
     """
     pulls = _Pulls(store, progress or (lambda _: None), on_remaining or (lambda _: None), note or (lambda _: None))
+    pulls.names, pulls.private = names or {}, private
     pulls.run(list(dict.fromkeys(bases)), jobs, frozenset(again))
     return Pulled(
         {base: pulls.images[base] for base in bases if base in pulls.images},
@@ -117,7 +124,10 @@ class _Pulls:
         self.images: dict[OciBase, Image] = {}
         self.failures: dict[OciBase, MiniSandboxError] = {}
         self._store, self._progress, self._on_remaining, self._note = store, progress, on_remaining, note
+        self.names: Mapping[OciBase, str] = {}
+        self.private = False
         self._total = 0
+        self._clients: dict[tuple[str, str], RegistryClient] = {}
         self._lookups: dict[OciBase, _Lookup] = {}
         self._layers: dict[str, m.Layer] = {}  # layers to fetch, by key
         self._fetched = set[str]()
@@ -165,12 +175,14 @@ class _Pulls:
     def _find(self, base: OciBase, *, refresh: bool) -> None:
         """Find an image in the store, or else request its manifest from its registry."""
         reference = parse_reference(base.reference)
-        cached = None if refresh else stored(self._store, base.reference, base.platform)
+        cached = None if refresh else self._stored(base)
         if cached is not None:
             self.images[base] = cached
         elif isinstance(reference, Remote):
-            refuse_other(self._store, _name_of(base), reference)
-            lookup = self._lookups[base] = _Lookup(m.platform_or_own(base.platform), Registry(reference, self._store))
+            if not self.private:  # take_copy() compares the records
+                refuse_other(self._store, self._name_of(base), reference)
+            registry = Registry(reference, self._store, connect=self._connect)
+            lookup = self._lookups[base] = _Lookup(m.platform_or_own(base.platform), registry)
             lookup.registry.on_layer = partial(self._published, lookup)
             if self._patience.is_waiting(reference.host):  # _take() looks up the image later
                 return
@@ -182,10 +194,12 @@ class _Pulls:
     def _look_up(self, lookup: _Lookup) -> None:
         """Request the manifest of an image, and record its missing layers."""
         manifest, registry = lookup.registry.manifest(lookup.platform), lookup.registry
-        registry.release()
-        if manifest.kind == MEDIA_TYPE:  # a private copy; its pull raises the error
+        if manifest.kind != MEDIA_TYPE:
+            steps = steps_of(m.container(manifest, registry.name, lookup.platform))
+        elif self.private:
+            steps = copied_layers(parse_copy(manifest.config, registry.name), manifest, registry.name)
+        else:  # the pull raises the error
             return
-        steps = steps_of(m.container(manifest, registry.name, lookup.platform))
         lookup.missing = [step for step in steps if not self._store.has_layer(step.key)]
         with self._changed:
             self._layers.update((step.key, step.layer) for step in lookup.missing)
@@ -215,6 +229,28 @@ class _Pulls:
                 )
         self._report_remaining()
 
+    def _stored(self, base: OciBase) -> Image | None:
+        """Return the image that the store has; look for an image of a set by its name and digest."""
+        if base not in self.names:
+            return stored(self._store, base.reference, base.platform)
+        with suppress(NotFound):
+            record = self._store.image(self.names[base])
+            if base.reference.endswith(f"@{record.notes.get('digest')}"):
+                return image_of(record, self._store)
+        return None
+
+    def _name_of(self, base: OciBase) -> str:
+        return self.names.get(base) or name_of(base.reference, m.platform_or_own(base.platform))
+
+    def _connect(self, remote: Remote) -> RegistryClient:
+        """Return the client of a repository, which all of its images share."""
+        with self._changed:
+            return self._clients.setdefault((remote.host, remote.repository), RegistryClient(remote, self._pause))
+
+    def _pause(self, seconds: float) -> None:
+        if self._stopped.wait(seconds):
+            raise RegistryError("the pull was cancelled")
+
     # --- pulling ---
 
     def _pull(self, base: OciBase) -> None:
@@ -231,11 +267,11 @@ class _Pulls:
         self._report_remaining()
 
     def _take(self, base: OciBase, lookup: _Lookup) -> Image:
-        name, registry = _name_of(base), lookup.registry
+        name, registry = self._name_of(base), lookup.registry
 
         def attempt() -> Image:
             return take(
-                self._store, registry, registry.reference, name, lookup.platform, private=False, replace=False,
+                self._store, registry, registry.reference, name, lookup.platform, private=self.private, replace=False,
                 report=lambda _: None,
             )  # fmt: skip
 
@@ -328,8 +364,3 @@ class _Patience:
                 if time.monotonic() - started > _LONGEST_WAIT:
                     raise
                 self.note_limit(host, error)
-
-
-def _name_of(base: OciBase) -> str:
-    """Return the default name of an image in the store."""
-    return name_of(base.reference, m.platform_or_own(base.platform))

@@ -18,7 +18,7 @@ from minisandbox.errors import DiskFull, ImageRefused, InvalidValue, NotFound
 from minisandbox.images.base import BaseEntry, write_base
 from minisandbox.images.image import DEFAULT_PATH, Image, archived, image_of, is_reference, put_if_new
 from minisandbox.images.oci import manifest as m
-from minisandbox.images.oci.copies import MEDIA_TYPE, REPLACE, parse_copy, take_copy
+from minisandbox.images.oci.copies import MEDIA_TYPE, REPLACE, ImageCopy, parse_copy, take_copy
 from minisandbox.images.oci.layout import DockerArchive, LayoutDirectory, OciLayout, open_archive
 from minisandbox.images.oci.reference import archive_names, default_name, is_of, origin
 from minisandbox.spec import Local, Remote, parse_reference
@@ -39,6 +39,8 @@ KIND = "container layer"
 """The ``kind`` of the step that unpacks a layer of a container image."""
 PULLED = "pulled"
 """Name of the layer fact that identifies the pulled blob: compression, digest, size, host and repository."""
+LOST = "not as in the image"
+"""Name of the note about file properties that could not be kept."""
 _SEPARATOR = "\n"
 JOBS = 3
 """The default number of images to pull in parallel. Each pull also fetches several blobs in parallel."""
@@ -156,12 +158,7 @@ def _take_copy(
     copy = parse_copy(manifest.config, f"the records of {source.name}")
     if name is not None:
         copy = replace_fields(copy, image=replace_fields(copy.image, name=name))
-    if len(copy.layers) != len(manifest.blobs):
-        raise m.malformed(source.name, f"it has {len(manifest.blobs)} layers, its records {len(copy.layers)}")
-    layers = {
-        layer.record.key: m.Layer(layer.record.key, blob)
-        for layer, blob in zip(copy.layers, manifest.blobs, strict=True)
-    }
+    layers = {step.key: step.layer for step in copied_layers(copy, manifest, source.name)}
     missing = [layer for key, layer in layers.items() if not store.has_layer(key)]
     require_space(store, missing, f"take {source.name}")
     source.prefetch(missing)
@@ -170,6 +167,18 @@ def _take_copy(
     ):
         source.published(layers[record.key])
     return image_of(store.image(copy.image.name), store)
+
+
+def copied_layers(copy: ImageCopy, manifest: m.Manifest, name: str) -> list[LayerStep]:
+    """Return the layers of a private copy.
+
+    Raises:
+        ImageRefused: the records and the manifest have different numbers of layers.
+    """
+    if len(copy.layers) != len(manifest.blobs):
+        raise m.malformed(name, f"it has {len(manifest.blobs)} layers, its records {len(copy.layers)}")
+    pairs = zip((layer.record.key for layer in copy.layers), manifest.blobs, strict=True)
+    return [LayerStep(m.Layer(key, blob), {}, key) for key, blob in pairs]
 
 
 def name_of(reference: str, platform: m.Platform) -> str:
@@ -341,7 +350,7 @@ class _Pull:
             lost[f"commands run as root, not as {user}"] = None
             user = ""
         if lost:
-            notes["not as in the image"] = "; ".join(lost)
+            notes[LOST] = "; ".join(lost)
         if user:
             notes["user"] = user
         identity: dict[str, JSONValue] = {

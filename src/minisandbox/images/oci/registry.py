@@ -47,6 +47,7 @@ class Registry:
         on_layer: called for each layer when it has been published in the store.
         limit: the rate limit from the manifest's response; None if unknown.
         cached_manifest: the manifest; None before the first request.
+        connect: returns the client of a repository, which several images may share; None for an own client.
     """
 
     reference: Remote
@@ -55,6 +56,7 @@ class Registry:
     on_layer: Callable[[m.Layer], None] = lambda _: None
     limit: RateLimit | None = None
     cached_manifest: m.Manifest | None = None
+    connect: Callable[[Remote], RegistryClient] | None = None
     _connection: RegistryClient | None = None
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_AT_ONCE, "blob"))
     _downloads: dict[str, Future[Path]] = field(default_factory=dict)
@@ -81,44 +83,28 @@ class Registry:
         remotes = locations_of(self.reference)
         for remote in remotes[:-1]:
             try:
-                return self._manifest_from(RegistryClient(remote, self._pause), platform)
+                return self._manifest_from(self._client(remote), platform)
             except (RegistryError, NotFound) as error:
                 self.report(f"mirror {remote.host}: {error.what}")
-        return self._manifest_from(RegistryClient(remotes[-1], self._pause), platform)
+        return self._manifest_from(self._client(remotes[-1]), platform)
+
+    def _client(self, remote: Remote) -> RegistryClient:
+        return RegistryClient(remote, self._pause) if self.connect is None else self.connect(remote)
 
     def _manifest_from(self, connection: RegistryClient, platform: m.Platform) -> m.Manifest:
         digest, manifest = m.find_manifest(
             self.reference.version, lambda version: self._text(connection, version), platform, self.name
         )
-        config, layers = m.layers_of(manifest, self.name)
+        descriptor, layers = m.layers_of(manifest, self.name)
         self._connection = connection
-        return m.Manifest(digest, self._config(connection, config), tuple(layers), config.media_type)
+        config = read_blob(connection, descriptor, m.MOST_CONFIG, f"the configuration of {self.name}")
+        return m.Manifest(digest, config, tuple(layers), descriptor.media_type)
 
     def _text(self, connection: RegistryClient, version: str) -> tuple[str, bytes]:
-        """Request a manifest or index; return its verified digest and its text."""
-        with _truncation_errors(self.name), connection.get(f"manifests/{version}", m.ACCEPTED) as response:
-            text = read_bounded(response, m.MOST_MANIFEST)
-            self.limit = RateLimit.parse(response.headers)
-            stated_digest = response.headers.get("Docker-Content-Digest", "")
-            media_type = response.headers.get_content_type()
-        if text is None or text.lstrip()[:1] != b"{":
-            raise RegistryError(
-                f"{connection.remote.host} answers with {media_type}, not with a manifest",
-                reason="it is no registry, or a proxy or login page answers in its place",
-                hint="check the host in the reference, and the proxy",
-            )
-        digest = version if ":" in version else stated_digest or f"sha256:{hashlib.sha256(text).hexdigest()}"
-        check_hash(new_hash(check_digest(digest), text), digest, f"the manifest that {connection.remote.host} sends")
-        return digest, text
+        return read_manifest(connection, version, self.name, self._note_limit)
 
-    def _config(self, connection: RegistryClient, descriptor: m.Descriptor) -> bytes:
-        with _truncation_errors(self.name), connection.get(f"blobs/{descriptor.digest}") as response:
-            text = read_bounded(response, m.MOST_CONFIG)
-        if text is None:
-            raise m.malformed(f"the configuration of {self.name}", f"it has more than {m.MOST_CONFIG} bytes")
-        digest = descriptor.digest
-        check_hash(new_hash(digest, text), digest, f"the configuration that {connection.remote.host} sends")
-        return text
+    def _note_limit(self, limit: RateLimit | None) -> None:
+        self.limit = limit
 
     # --- blobs ---
 
@@ -127,11 +113,6 @@ class Registry:
         """The connection to the registry that sent the manifest."""
         assert self._connection is not None
         return self._connection
-
-    def release(self) -> None:
-        """Release the memory of the connection, which the pull opens again; keep the manifest."""
-        if self._connection is not None:
-            self._connection.release()
 
     def prefetch(self, layers: Sequence[m.Layer]) -> None:
         """Start to fetch the blobs of layers in the background."""
@@ -300,6 +281,58 @@ def open_registry(reference: Remote, store: Store, report: Callable[[str], None]
         yield registry
     finally:
         registry.close()
+
+
+def read_manifest(
+    connection: RegistryClient,
+    version: str,
+    name: str,
+    on_limit: Callable[[RateLimit | None], None] = lambda _: None,
+) -> tuple[str, bytes]:
+    """Request a manifest or an index; return its verified digest and its text.
+
+    Args:
+        connection: the repository.
+        version: the tag or digest.
+        name: the image's name in errors.
+        on_limit: called with the rate limit that the response states.
+
+    Raises:
+        NotFound: the repository has no such manifest.
+        RegistryError: the request failed, or the response is no manifest.
+        ImageRefused: the text has another digest.
+    """
+    with _truncation_errors(name), connection.get(f"manifests/{version}", m.ACCEPTED) as response:
+        text = read_bounded(response, m.MOST_MANIFEST)
+        on_limit(RateLimit.parse(response.headers))
+        stated_digest = response.headers.get("Docker-Content-Digest", "")
+        media_type = response.headers.get_content_type()
+    if text is None or text.lstrip()[:1] != b"{":
+        raise RegistryError(
+            f"{connection.remote.host} answers with {media_type}, not with a manifest",
+            reason="it is no registry, or a proxy or login page answers in its place",
+            hint="check the host in the reference, and the proxy",
+        )
+    digest = version if ":" in version else stated_digest or f"sha256:{hashlib.sha256(text).hexdigest()}"
+    check_hash(new_hash(check_digest(digest), text), digest, f"the manifest that {connection.remote.host} sends")
+    return digest, text
+
+
+def read_blob(connection: RegistryClient, descriptor: m.Descriptor, most: int, subject: str) -> bytes:
+    """Request a small blob, for example a configuration, and verify its digest.
+
+    Raises:
+        NotFound: the repository has no such blob.
+        RegistryError: the request failed.
+        ImageRefused: the blob is larger than ``most`` bytes, or has another digest.
+    """
+    with _truncation_errors(subject), connection.get(f"blobs/{descriptor.digest}") as response:
+        text = read_bounded(response, most)
+    if text is None:
+        raise m.malformed(subject, f"it has more than {most} bytes")
+    digest = descriptor.digest
+    check_hash(new_hash(digest, text), digest, f"{subject} that {connection.remote.host} sends")
+    return text
 
 
 def _chunks(response: http.client.HTTPResponse) -> Iterator[bytes]:
