@@ -3,6 +3,7 @@
     python -m benchmarks.images build
     python -m benchmarks.images compare [--as root|range|one ...] [--from registry|layout|archive ...] [IMAGE ...]
     python -m benchmarks.images measure
+    python -m benchmarks.images speed [--pairs N] [--of pull|unpack|build ...]
 
 As root, with Debian's buildah, podman, runc, skopeo, docker-registry and debootstrap. The images are built once, into
 the cache: ten minutes and 2 GB. All else that is made lies in the cache, too, and is removed at the end. Progress goes
@@ -27,6 +28,7 @@ from benchmarks.images.engine import in_private_mounts, remove_storage
 from benchmarks.images.measuring import measure_all
 from benchmarks.images.projects import NAMES
 from benchmarks.images.sources import KINDS
+from benchmarks.images.speed import QUANTITIES, measure_speed
 from benchmarks.images.users import MODES
 
 _PREFIX = "r-"
@@ -35,10 +37,12 @@ _PREFIX = "r-"
 def main() -> int:
     """Do what the command line says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=("build", "compare", "measure"))
+    parser.add_argument("action", choices=("build", "compare", "measure", "speed"))
     parser.add_argument("images", nargs="*", metavar="IMAGE", default=[], help=", ".join(NAMES))
     parser.add_argument("--as", dest="modes", nargs="+", choices=MODES, default=MODES)
     parser.add_argument("--from", dest="kinds", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--of", dest="quantities", nargs="+", choices=QUANTITIES, default=QUANTITIES)
+    parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--cache", type=Path, default=Path("/var/cache/minisandbox-images"))
     options = parser.parse_intermixed_args()
     if unknown := set(options.images) - set(NAMES):
@@ -56,6 +60,9 @@ def main() -> int:
         with _place(options.cache) as place:
             if options.action == "measure":
                 print(measure_all(layout, place))
+                return 0
+            if options.action == "speed":
+                print(measure_speed(options.cache, place, options.quantities, options.pairs))
                 return 0
             report = compare_all(layout, place, options.modes, options.kinds, options.images or NAMES)
     print(table(report, options.kinds))

@@ -48,7 +48,7 @@ def compare_all(layout: Path, place: Path, modes: Sequence[str], kinds: Sequence
     shutil.copytree(layout, place / "layout")
     with private_engine(place / "e") as engine, registry(place) as host:
         sources = Sources(place, place / "layout", host, engine)
-        fill_registry(host, layout, engine)
+        fill_registry(host, layout, engine, names)
         views: dict[str, View] = {}
         suites: dict[str, Outcomes] = {}
         for image in names:

@@ -1,21 +1,18 @@
-"""Measure pulls, builds, disk, unpacking and creation, in alternation with podman, buildah and tar."""
+"""Measure disk next to podman, and creation over a pulled and over a native image."""
 
 from __future__ import annotations
 
-import json
 import os
-import resource
-import shutil
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.images.engine import Engine, private_engine, remove_storage, run, say
-from benchmarks.images.projects import NAMES, PROJECTS
+from benchmarks.images.engine import private_engine, remove_storage, run, say
+from benchmarks.images.projects import NAMES
 from benchmarks.images.sources import Sources, fill_registry, registry
-from benchmarks.images.users import User, at, remove_store, user_of
+from benchmarks.images.users import User, at, user_of
 
 from minisandbox import Sandbox
 from minisandbox.images import load_image
@@ -23,15 +20,7 @@ from minisandbox.store import Store
 from minisandbox.store.entries import read_entries
 from minisandbox.types import ImageSpec
 
-_PAIRS = 3
 _CREATIONS = 200
-_DOCKERFILE = """\
-FROM {base}
-COPY repository /opt/copied
-RUN useradd --create-home measured && chown -R measured /opt/copied
-RUN python -m pip install --quiet --no-index --no-deps --no-build-isolation --target /opt/installed /opt/copied
-RUN cp -a /opt/installed /opt/again && rm -r /opt/installed
-"""
 _NATIVE = 'base = "host"\n' + "".join(f'[[step]]\nrun = "echo {number} > /layer-{number}"\n' for number in range(4))
 _MB = 1_000_000
 
@@ -47,82 +36,10 @@ class _Measuring:
 
     def rows(self) -> Iterator[Row]:
         """Measure one thing after the other."""
-        first, second = PROJECTS[0].images
-        yield from self._pulls(first, second)
-        yield from self._builds(first)
-        yield from self._unpacking(first)
         yield from self._disk()
         yield from self._times_in_keys()
-        yield from self._creation(first)
+        yield from self._creation(NAMES[0])
         yield from self._frozen()
-
-    # --- time ---
-
-    def _pulls(self, first: str, second: str) -> Iterator[Row]:
-        """Pull and run a first command, with nothing there, and with another image of the family there."""
-        ours: dict[str, list[tuple[float, float]]] = {first: [], second: []}
-        theirs: dict[str, list[tuple[float, float]]] = {first: [], second: []}
-        for number in range(_PAIRS):
-            user = at(self.user, f"pulls-{number}")
-            with private_engine(self.place / "p") as engine:
-                for image in (first, second):
-                    ours[image].append(_cost(lambda: self._ours_first(user, image)))  # noqa: B023 - called at once
-                    theirs[image].append(_cost(lambda: self._theirs_first(engine, image)))  # noqa: B023
-            remove_store(user)
-        yield from _costs("pull and first command, nothing there", ours[first], theirs[first])
-        yield from _costs("the same, second image of the family", ours[second], theirs[second])
-
-    def _ours_first(self, user: User, image: str) -> None:
-        user.pull(self.sources.at_registry(image), image)
-        user.check("sandbox", "run", "--image", image, "--", "true")
-
-    def _theirs_first(self, engine: Engine, image: str) -> None:
-        engine.podman("pull", "--quiet", "--tls-verify=false", self.sources.at_registry(image))
-        engine.podman("run", "--rm", "--network", "none", self.sources.at_registry(image), "true")
-
-    def _builds(self, base: str) -> Iterator[Row]:
-        """Build a Dockerfile of four steps over a pulled image; each build is of another context."""
-        context = self.place / "context"
-        source = self.place.parent / "contexts" / PROJECTS[0].name / "repository"
-        shutil.copytree(source, context / "repository", symlinks=True)
-        (context / "Dockerfile").write_text(_DOCKERFILE.format(base=self.sources.at_registry(base)))
-        user, engine = at(self.user, "builds"), self.sources.engine
-        self._ours_first(user, base)
-        self._theirs_first(engine, base)
-        file, ours, theirs = str(context / "Dockerfile"), [], []
-        build = ("image", "build", "--file", file, "--name", "measured", str(context))
-        bud = (
-            "bud",
-            "--layers",
-            "--pull-never",
-            "--isolation",
-            "chroot",
-            "--tag",
-            "measured",
-            "--file",
-            file,
-            str(context),
-        )
-        for number in range(_PAIRS):
-            (context / "repository" / "number").write_text(f"{number}")
-            ours.append(_cost(lambda: user.check(*build)))
-            theirs.append(_cost(lambda: engine.buildah(*bud)))
-        yield from _costs("build of a Dockerfile of four steps (buildah)", ours, theirs)
-        again = _cost(lambda: user.check(*build)), _cost(lambda: engine.buildah(*bud))
-        yield from _costs("the same again, without a change", [again[0]], [again[1]])
-        engine.podman("rmi", "--force", "--all")
-        remove_store(user)
-
-    def _unpacking(self, image: str) -> Iterator[Row]:
-        """Take an image in from a layout; tar unpacks the same blobs, one after the other."""
-        blobs = blobs_of(self.sources.layout, image)
-        user, tree, ours, theirs = at(self.user, "unpacking"), self.place / "tree", [], []
-        for _ in range(_PAIRS):
-            ours.append(_cost(lambda: user.pull(f"oci:{self.sources.layout}:{image}", image)))
-            theirs.append(_cost(lambda: _untar(blobs, tree)))
-            remove_store(user)
-            shutil.rmtree(tree)
-        yield from _costs("unpacking from an OCI layout (tar -xzf)", ours, theirs)
 
     def _creation(self, image: str) -> Iterator[Row]:
         """Create a sandbox and run a command over a container image, and over an image built over the host's files."""
@@ -187,21 +104,15 @@ def measure_all(layout: Path, place: Path) -> str:
         layout: an OCI layout of all images.
         place: a new directory for temporary files.
     """
-    rows: list[Row] = [("", "MiniSandbox", "podman, or as said", "ratio")]
+    rows: list[Row] = [("", "MiniSandbox", "podman, or as named", "ratio")]
     with private_engine(place / "e") as engine, registry(place) as host, user_of("root", place) as user:
-        fill_registry(host, layout, engine)
+        fill_registry(host, layout, engine, NAMES)
         for row in _Measuring(user, Sources(place, layout, host, engine), place).rows():
             say(f"{' | '.join(row)} | load {os.getloadavg()[0]:.1f}")
             rows.append(row)
         remove_storage(engine.place)
     lines = [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join([lines[0], "|---|--:|--:|--:|", *lines[1:]])
-
-
-def blobs_of(layout: Path, image: str) -> list[Path]:
-    """Return the blobs of an image's layers in a layout, the lowest first."""
-    values = json.loads(run("skopeo", "inspect", "--raw", f"oci:{layout}:{image}"))
-    return [layout / "blobs" / layer["digest"].replace(":", "/") for layer in values["layers"]]
 
 
 def disk_usage(tree: Path) -> int:
@@ -219,31 +130,12 @@ def first_result(spec: ImageSpec) -> float:
     return seconds
 
 
-def _untar(blobs: Sequence[Path], tree: Path) -> None:
-    tree.mkdir()
-    for blob in blobs:
-        run("tar", "-xzf", blob, "-C", tree, "--xattrs", "--overwrite")
-
-
-def _cost(action: Callable[[], object]) -> tuple[float, float]:
-    """Return the seconds that an action takes, and the CPU seconds of the programs that it waits for."""
-    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    action()
-    seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
-    return seconds, after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
-
-
 def _shown(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _numbers(ours: float, theirs: float) -> tuple[str, str, str]:
     return _shown(ours), _shown(theirs), f"{ours / theirs:.2f}"
-
-
-def _costs(what: str, ours: Sequence[tuple[float, float]], theirs: Sequence[tuple[float, float]]) -> Iterator[Row]:
-    for number, kind in enumerate(("s", "CPU s")):
-        yield _paired(f"{what}, {kind}", [pair[number] for pair in ours], [pair[number] for pair in theirs])
 
 
 def _paired(what: str, ours: Sequence[float], theirs: Sequence[float]) -> Row:

@@ -6,13 +6,12 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.images.engine import Engine, run, say
-from benchmarks.images.projects import NAMES
 
 KINDS = ("registry", "layout", "archive")
 
@@ -80,10 +79,10 @@ def registry(place: Path) -> Iterator[str]:
             process.send_signal(signal.SIGTERM)
 
 
-def fill_registry(host: str, layout: Path, engine: Engine) -> None:
-    """Copy all images of a layout into a registry."""
+def fill_registry(host: str, layout: Path, engine: Engine, images: Iterable[str]) -> None:
+    """Copy images of a layout into a registry."""
     say("filling the registry")
-    for image in NAMES:
+    for image in images:
         skopeo(engine, f"oci:{layout}:{image}", f"docker://{host}/testbed/{image}:latest")
 
 
