@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from minisandbox.cli.main import main
+from minisandbox.cli.main import run
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run()
