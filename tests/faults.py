@@ -39,12 +39,12 @@ class Point:
 
 
 POINTS: Mapping[str, Point] = {
+    "moved": Point(_PUBLISHING, "rename_directory", after=True),
     "scanned": Point("minisandbox.store.objects", "Pool.using"),
-    "object-taken": Point(_PUBLISHING, "Publication._note"),
-    "taken": Point(_PUBLISHING, "sync_filesystem"),
+    "object-taken": Point("minisandbox.store.objects", "Pool.take", after=True),
+    "taken": Point("minisandbox.store.entries", "write_entries"),
+    "recorded": Point(_PUBLISHING, "sync_filesystem"),
     "object-given": Point("minisandbox.store.objects", "Pool.share", after=True),
-    "shared": Point(_PUBLISHING, "rename_directory"),
-    "recorded": Point(_PUBLISHING, "sync_filesystem", number=2),
     "before-rename": Point("minisandbox.store.store", "make_visible"),
     "renamed": Point(_PUBLISHING, "sync_directory"),
     "before-image": Point("minisandbox.store.catalogue", "write_atomic"),

@@ -231,7 +231,7 @@ def test_a_damaged_layer_in_use_goes_into_quarantine_and_stays_there(store: Stor
 
 # --- a process that dies ---------------------------------------------------------------------------------------------
 
-POINTS = ("scanned", "object-taken", "taken", "object-given", "shared", "recorded", "before-rename", "renamed")
+POINTS = ("moved", "scanned", "object-taken", "taken", "recorded", "object-given", "before-rename", "renamed")
 PUBLISH = """
     import sys
     from minisandbox.store import Store

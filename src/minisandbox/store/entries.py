@@ -6,7 +6,6 @@ import gzip
 import hashlib
 import io
 import json
-import operator
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,8 +79,8 @@ class Entry:
         return "" if self.copy == PRIVATE else copy_name(self.object, self.copy)
 
 
-_fields = operator.attrgetter(*Entry.__slots__)
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
+_quote = json.encoder.encode_basestring_ascii
 
 
 def list_digest(entries: Iterable[Entry]) -> str:
@@ -123,8 +122,13 @@ def write_entries(path: Path, entries: Iterable[Entry]) -> None:
 
 
 def encode(entry: Entry) -> bytes:
-    """Return an entry as one line of a list."""
-    return f"{_to_json(_fields(entry))}\n".encode()
+    """Return an entry as one line of a list: a JSON array of the fields."""
+    paths = f"{_quote(entry.same)},{_quote(entry.target)}" if entry.same or entry.target else '"",""'
+    attributes = _to_json(entry.attributes) if entry.attributes else "[]"
+    return (
+        f'[{_quote(entry.path)},"{entry.kind}",{entry.mode},{entry.uid},{entry.gid},{entry.mtime},{entry.size},'
+        f'{entry.disk},"{entry.digest}",{entry.copy},{paths},{attributes}]\n'
+    ).encode()
 
 
 def decode(line: bytes) -> Entry:

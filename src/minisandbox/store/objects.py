@@ -39,7 +39,7 @@ class Pool:
 
     def has(self, name: str) -> bool:
         """Return whether the pool has an object with that name, damaged or not."""
-        return os.path.lexists(self._path(name))
+        return os.access(self._path(name), os.F_OK)
 
     def _path(self, name: str) -> str:
         return f"{self.root}/{name[:2]}/{name}"
@@ -96,28 +96,31 @@ class Pool:
         for copy in itertools.count(first_copy):
             object_path = self._path(copy_name(key, copy))
             try:
-                with suppress(_FullInode):
-                    while not self._add(file_path, object_path) and not self._replace(
-                        entry, object_path, file_path, temporary_folder
-                    ):
-                        pass  # the pool's object was damaged, and _replace has removed it
-                    return copy
+                while not self._add(file_path, object_path) and not self._replace(
+                    entry, object_path, file_path, temporary_folder
+                ):
+                    pass  # the pool's object was damaged, and _replace has removed it
+            except _FullInode:
+                continue
             except OSError as error:
                 if error.errno == errno.EMLINK:
                     return PRIVATE
                 raise
+            return copy
         raise AssertionError("copies are counted without an end")
 
     def _add(self, file_path: str, object_path: str) -> bool:
         """Add a file to the pool; return False if the pool already has an object with this name."""
         try:
-            try:
-                _link(file_path, object_path)
-            except FileNotFoundError:  # the object's subdirectory does not exist yet
-                os.makedirs(os.path.dirname(object_path), mode=0o700, exist_ok=True)
-                _link(file_path, object_path)
+            os.link(file_path, object_path, follow_symlinks=False)
         except FileExistsError:
             return False
+        except FileNotFoundError:  # the object's subdirectory does not exist yet
+            folder = os.path.dirname(object_path)
+            if os.path.isdir(folder):
+                raise
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            return self._add(file_path, object_path)
         return True
 
     def _replace(self, entry: Entry, object_path: str, file_path: str, temporary_folder: str) -> bool:
@@ -134,7 +137,7 @@ class Pool:
         replaced_path = f"{temporary_folder}/aside"
         os.rename(file_path, replaced_path)
         try:
-            _link(object_path, file_path)
+            os.link(object_path, file_path, follow_symlinks=False)
         except OSError as error:
             os.rename(replaced_path, file_path)
             if error.errno == errno.EMLINK:
@@ -185,10 +188,6 @@ class Pool:
 
 class _FullInode(Exception):
     """The inode has reached its maximum link count (EMLINK)."""
-
-
-def _link(source: str, target: str) -> None:
-    os.link(source, target, follow_symlinks=False)
 
 
 def looks_like(entry: Entry, status: os.stat_result) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,6 +28,7 @@ class Made:
         seconds: build time on another machine; None if the tree was built here.
         patience: maximum seconds for listing and hashing the tree; None sets no limit.
         digests: SHA-256 of the contents of files that the build step has already hashed, by inode.
+        plain: inodes of those of these files that have no extended attributes.
         expected: the :func:`.entries.list_digest` that the tree must have; "" if it is unknown.
     """
 
@@ -36,6 +37,7 @@ class Made:
     seconds: float | None = None
     patience: float | None = None
     digests: Mapping[int, str] = field(default_factory=dict)
+    plain: Collection[int] = frozenset()
     expected: str = ""
 
 
@@ -62,12 +64,14 @@ class Publication:
     _missing: list[tuple[Entry, str]] = field(default_factory=list)
     _next: dict[str, int] = field(default_factory=dict)
     _read_below: bool = False
+    _tree: Path = Path()
     _spare: str = ""  # path of a directory for temporary names
 
     def prepare(self, unsized: LayerRecord) -> tuple[Path, LayerRecord]:
         """Prepare the layer's directory, so that one rename can publish it.
 
-        Each file is synced to disk before it is added to the pool, so that a crash leaves no incomplete objects.
+        The layer is synced before its files are added to the pool, so that a crash leaves no incomplete objects.
+        The pool's own links need no sync: :func:`.verify.verify` restores those that a crash has lost.
 
         Args:
             unsized: the layer's record, without sizes.
@@ -82,31 +86,30 @@ class Publication:
         """
         self._spare = f"{self.work}/spare"
         os.mkdir(self._spare, mode=0o700)
-        entries = self._share_files()
         layer = self.work / "publish"
         layer.mkdir(mode=0o700)
-        rename_directory(self.output.tree, layer / "tree")
-        listing.write_entries(layer / listing.NAME, entries)
-        names = [entry for entry in entries if entry.kind != listing.DIRECTORY]
-        # Exclude the root directory (path ""), to be consistent with the sizes of layers of older versions.
-        size = sum(entry.disk for entry in entries if not entry.same and entry.path)
-        record = replace(unsized, bytes=size, files=len(names))
-        (layer / "layer.json").write_bytes(record.to_json())
-        sync_filesystem(layer)
+        self._tree = layer / "tree"
+        rename_directory(self.output.tree, self._tree)
+        with ExitStack() as restore_modes:
+            entries = self._list_files(restore_modes)
+            with self.pool.using():
+                self._replace_files(entries)
+                self._restore_mtimes(entries)
+                record = _write_records(layer, unsized, entries)
+                sync_filesystem(layer)
+                is_changed = self._add_objects()
+            is_changed |= self._restore_mtimes(entries)
+        if is_changed or not all(entry.mode & stat.S_IRWXU == stat.S_IRWXU for entry in _directories(entries)):
+            _write_records(layer, unsized, entries)
+            sync_filesystem(layer)
         return layer, record
 
-    def _share_files(self) -> list[Entry]:
-        """Share the tree's files with the pool; return the entries of the tree."""
-        with ExitStack() as restore_modes:
-            entries = list(scan(self.output.tree, restore_modes, Allowance(self.output.patience), self.output.digests))
-            if self.output.expected and list_digest(entries) != self.output.expected:
-                raise StoreError("the files of a layer are not those of its list", reason="its content was changed")
-            with self.pool.using():
-                self._linked = {entry.same for entry in entries}
-                self._replace_files(entries)
-                sync_filesystem(self.work)
-                self._add_objects()
-            self._restore_mtimes(entries)
+    def _list_files(self, restore_modes: ExitStack) -> list[Entry]:
+        made = self.output
+        entries = list(scan(self._tree, restore_modes, Allowance(made.patience), made.digests, made.plain))
+        if made.expected and list_digest(entries) != made.expected:
+            raise StoreError("the files of a layer are not those of its list", reason="its content was changed")
+        self._linked = {entry.same for entry in entries if entry.same}
         return entries
 
     def _replace_files(self, entries: list[Entry]) -> None:
@@ -121,28 +124,29 @@ class Publication:
                     )
                 if copy is None:
                     self._missing.append((entry, key))
-                else:
-                    self._note(entry, key, copy)
+                    copy = self.copies.get(entry.path, self._next.get(key, 0))
+                entry.copy = copy
+                self._next[key] = max(self._next.get(key, 0), copy + 1)
 
-    def _add_objects(self) -> None:
-        """Add to the pool the files that it has no equal object of."""
+    def _add_objects(self) -> bool:
+        """Add to the pool the files that it has no equal object of; return whether a file got another copy number."""
+        moved: dict[str, int] = {}
         for entry, key in self._missing:
-            first_copy = self.copies.get(entry.path, self._next.get(key, 0))
+            first_copy = max(entry.copy, moved.get(key, 0))
             path = self._path_of(entry)
             copy = self.pool.share(entry, key, path, first_copy=first_copy, temporary_folder=self._spare)
-            self._note(entry, key, copy)
+            if copy != entry.copy:
+                entry.copy = copy
+                moved[key] = copy + 1
+        return bool(moved)
 
     def _path_of(self, entry: Entry) -> str:
-        return f"{self.output.tree}/{entry.path}"
+        return f"{self._tree}/{entry.path}"
 
     def _is_shared(self, entry: Entry) -> bool:
         """Return whether the pool may share a file; never if it is hard-linked, because programs read link counts."""
         is_linked = entry.same or entry.path in self._linked
         return entry.kind == FILE and entry.size >= SMALLEST and not is_linked
-
-    def _note(self, entry: Entry, key: str, copy: int) -> None:
-        entry.copy = copy
-        self._next[key] = max(self._next.get(key, 0), copy + 1)
 
     def _first_copy(self, key: str) -> int:
         """Return the number of the object's first copy that this layer and the layers below do not use."""
@@ -153,13 +157,31 @@ class Publication:
                 self._next[object_key] = max(self._next.get(object_key, 0), int(copy or 0) + 1)
         return self._next.get(key, 0)
 
-    def _restore_mtimes(self, entries: list[Entry]) -> None:
-        """Restore the mtimes of directories, because replacing files in a directory changes its mtime."""
-        for entry in entries:
-            if entry.kind == listing.DIRECTORY:
-                path = self._path_of(entry)
-                if os.lstat(path).st_mtime_ns != entry.mtime:
-                    os.utime(path, ns=(entry.mtime, entry.mtime), follow_symlinks=False)
+    def _restore_mtimes(self, entries: list[Entry]) -> bool:
+        """Restore the mtimes of directories that replaced files have changed; return whether there are any."""
+        is_changed = False
+        for entry in _directories(entries):
+            path = self._path_of(entry)
+            if os.lstat(path).st_mtime_ns != entry.mtime:
+                os.utime(path, ns=(entry.mtime, entry.mtime), follow_symlinks=False)
+                is_changed = True
+        return is_changed
+
+
+def _directories(entries: list[Entry]) -> Iterator[Entry]:
+    return (entry for entry in entries if entry.kind == listing.DIRECTORY)
+
+
+def _write_records(layer: Path, unsized: LayerRecord, entries: list[Entry]) -> LayerRecord:
+    """Write a layer's file list and its record with the sizes; return the record."""
+    (layer / listing.NAME).unlink(missing_ok=True)
+    listing.write_entries(layer / listing.NAME, entries)
+    file_count = sum(entry.kind != listing.DIRECTORY for entry in entries)
+    # Exclude the root directory (path ""), to be consistent with the sizes of layers of older versions.
+    size = sum(entry.disk for entry in entries if not entry.same and entry.path)
+    record = replace(unsized, bytes=size, files=file_count)
+    (layer / "layer.json").write_bytes(record.to_json())
+    return record
 
 
 def rename_directory(source: Path, target: Path) -> None:

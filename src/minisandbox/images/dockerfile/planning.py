@@ -78,7 +78,7 @@ def _plan_copy(copy: CopyFiles, chain: StepChain) -> BuildStep:
     def make(context: StepContext) -> Made:
         tree, below = context.staging / "tree", LowerLayers(tuple(reversed(context.layers)))
         unpacked = copy_layer(copy, *origin.read(), tree, below, keep_owners=keeps_owners())
-        return Made(tree, digests=unpacked.digests)
+        return Made(tree, digests=unpacked.digests, plain=unpacked.plain)
 
     fields = {**definition(copy, origin.key), "owners": owner_mode()}
     return BuildStep(f"line {copy.line}", fields, make, _label(copy), origin.layers)

@@ -156,4 +156,4 @@ def _unpacked(layer: LayerCopy, open_layer: Callable[[LayerCopy], AbstractContex
     with open_layer(layer) as blob, LayerStream(blob, m.MOST_LAYER) as stream:
         unpacked = unpack(stream, staging / "tree", None, keep_owners=os.geteuid() == 0)
     facts, seconds = layer.record.facts, float(layer.record.seconds)
-    return Made(staging / "tree", facts, seconds, digests=unpacked.digests, expected=layer.files)
+    return Made(staging / "tree", facts, seconds, digests=unpacked.digests, plain=unpacked.plain, expected=layer.files)

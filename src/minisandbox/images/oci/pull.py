@@ -336,7 +336,7 @@ class _Pull:
         if remote is not None:  # so that a later push to the same registry can skip this blob
             kind = layer.blob.media_type.rpartition("+")[2].rpartition(".")[2]
             facts[PULLED] = f"{kind} {layer.blob.digest} {layer.blob.size} {remote.host} {remote.repository}"
-        return Made(staging / "tree", facts=facts, digests=unpacked.digests)
+        return Made(staging / "tree", facts=facts, digests=unpacked.digests, plain=unpacked.plain)
 
     def _record(self, name: str, notes: dict[str, str], layers: list[LayerRecord], top: str) -> ImageRecord:
         config = self.image.config

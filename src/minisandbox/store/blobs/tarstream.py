@@ -8,6 +8,7 @@ needs 18 s for an extended header with 128 KiB of digits (CVE-2024-6232).
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NoReturn, Protocol
@@ -32,6 +33,9 @@ _MOST_ATTRIBUTES = 1 << 16
 _LONGEST_NUMBER = 20
 _NUMBER = re.compile(rb"-?[0-9]{1,20}")
 _USUAL_OCTAL = re.compile(rb"[0-7]+[\0 ]")
+_USUAL_NUMBERS = re.compile(rb"([0-7]{7})[\0 ]" * 3 + rb"([0-7]{11})[\0 ]" * 2)
+"""Mode, uid, gid, size and mtime of a header as most programs write them."""
+_ADLER_BASE = 65521
 _MOMENT = re.compile(rb"(-?)([0-9]{1,12})(?:\.([0-9]{0,30}))?")
 _NANO = 10**9
 
@@ -168,11 +172,11 @@ class TarReader:
         return self._described(header, records)
 
     def _described(self, header: bytes, records: dict[str, bytes]) -> Member:
-        name = records.get("GNU.sparse.name") or records.get("path") or _own_name(header)
+        name = (records and (records.get("GNU.sparse.name") or records.get("path"))) or _own_name(header)
         self._last = name
         flag = header[156:157]
         kind = _KINDS.get(flag)
-        if flag == b"S" or any(key.startswith("GNU.sparse.") for key in records):
+        if flag == b"S" or (records and any(key.startswith("GNU.sparse.") for key in records)):
             self.refuse(
                 "it is a sparse file, which cannot be read here", name, "make the archive without tar's --sparse (-S)"
             )
@@ -183,24 +187,37 @@ class TarReader:
         target = records.get("linkpath") or _text(header[157:257])
         if b"\0" in name or b"\0" in target:
             self.refuse("its name has a NUL character", name)
-        if max(len(name), len(target)) > _LONGEST_PATH:
+        if len(name) > _LONGEST_PATH or len(target) > _LONGEST_PATH:
             self.refuse(f"its name or what it links to is too long: more than {_LONGEST_PATH} bytes", name)
-        attributes = _attributes(records) if records else {}
-        if sum(len(key) + len(value) for key, value in attributes.items()) > _MOST_ATTRIBUTES:
-            self.refuse(f"its extended attributes have more than {_MOST_ATTRIBUTES} bytes", name)
+        usual = _USUAL_NUMBERS.match(header, 100)
+        if usual is None or not records.keys().isdisjoint(("uid", "gid", "size")):
+            mode, uid, gid, size = self._numbers(header, records, name)
+            mtime = 0 if records.get("mtime") else self._field(header[136:148], name)
+        else:
+            mode, uid, gid, size, mtime = (int(digits, 8) for digits in usual.groups())
+        mtime = self._moment(records["mtime"], name) if records.get("mtime") else mtime * _NANO
+        if kind != FILE:  # Go's archive/tar also ignores the size of members other than files
+            size = 0
+        self._data, self._padding = size, -size % _SIZE
+        attributes = self._attributes(records, name) if records else {}
+        return Member(name, kind, mode & 0o7777, uid, gid, mtime, size, target, attributes)
+
+    def _numbers(self, header: bytes, records: dict[str, bytes], name: bytes) -> list[int]:
+        """Return the mode, uid, gid and size; a pax record overrides the header's field."""
         numbers = [
             self._number(records[key], name) if records.get(key) else self._field(header[start:end], name)
             for key, start, end in (("", 100, 108), ("uid", 108, 116), ("gid", 116, 124), ("size", 124, 136))
         ]
-        mode, uid, gid, size = numbers
         if min(numbers) < 0:
             self.refuse("it has a negative size, owner or mode", name)
-        seconds = records.get("mtime")
-        mtime = self._moment(seconds, name) if seconds else self._field(header[136:148], name) * _NANO
-        if kind != FILE:  # Go's archive/tar also ignores the size of members other than files
-            size = 0
-        self._data, self._padding = size, -size % _SIZE
-        return Member(name, kind, mode & 0o7777, uid, gid, mtime, size, target, attributes)
+        return numbers
+
+    def _attributes(self, records: dict[str, bytes], name: bytes) -> dict[str, bytes]:
+        prefix = "SCHILY.xattr."
+        attributes = {key.removeprefix(prefix): value for key, value in records.items() if key.startswith(prefix)}
+        if sum(len(key) + len(value) for key, value in attributes.items()) > _MOST_ATTRIBUTES:
+            self.refuse(f"its extended attributes have more than {_MOST_ATTRIBUTES} bytes", name)
+        return attributes
 
     # --- headers ---
 
@@ -214,9 +231,10 @@ class TarReader:
             return None
         if len(block) < _SIZE:
             self.refuse("the archive ends in the middle of a header")
-        total = sum(block) - sum(block[148:156]) + 8 * 32  # the checksum field itself counts as spaces
         checksum = _octal(block[148:156])
-        if checksum != total and checksum != _signed_sum(block):
+        # The low half of Adler-32 is the sum of the bytes, plus 1; the checksum counts its own field as spaces.
+        total = zlib.adler32(block[:148] + b" " * 8 + block[156:]) & 0xFFFF
+        if checksum is None or ((checksum + 1) % _ADLER_BASE != total and checksum != _signed_sum(block)):
             self.refuse("its header is damaged: the checksum is wrong")
         return block
 
@@ -297,12 +315,6 @@ def _own_name(header: bytes) -> bytes:
     name = _text(header[:100])
     prefix = _text(header[345:500]) if header[257:263] == b"ustar\0" else b""
     return prefix + b"/" + name if prefix else name
-
-
-def _attributes(records: dict[str, bytes]) -> dict[str, bytes]:
-    return {
-        key.removeprefix("SCHILY.xattr."): value for key, value in records.items() if key.startswith("SCHILY.xattr.")
-    }
 
 
 def _shown(name: bytes) -> str:

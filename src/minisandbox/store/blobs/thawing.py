@@ -55,7 +55,7 @@ def _unpacked(root: Path, layer: Path, staging: Path) -> Path:
         with open_cold(root, layer.name) as stream:
             unpacked = unpack(stream, staging / "tree", None, keep_owners=os.geteuid() == 0)
         copies = {entry.path: entry.copy for entry in entries if entry.copy != PRIVATE}
-        made = Made(staging / "tree", digests=unpacked.digests, expected=list_digest(entries))
+        made = Made(staging / "tree", digests=unpacked.digests, plain=unpacked.plain, expected=list_digest(entries))
         record = LayerRecord.read(root, f"layers/{layer.name}/layer.json")
         return Publication(Pool(root / "objects"), staging, made, (), copies).prepare(record)[0]
     except DiskFull:

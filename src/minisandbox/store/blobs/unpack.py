@@ -13,12 +13,13 @@ import hashlib
 import os
 import stat
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
 from minisandbox.errors import ImageRefused
-from minisandbox.launch.jobs.tree_writer import NEW_FILE_FLAGS, FileWriter
+from minisandbox.launch.jobs.tree_writer import NEW_FILE_FLAGS
 from minisandbox.launch.kernel import syscalls
 from minisandbox.launch.kernel.identity import last_id
 from minisandbox.store.blobs.lower_layers import LowerLayers
@@ -66,11 +67,13 @@ class Unpacked:
 
     Attributes:
         digests: SHA-256 of each file's content, by inode.
+        plain: inodes of the files that have no extended attributes.
         hides_all: whether the layer hides all files of the layers below.
         notes: descriptions of file properties that could not be kept, with the number of occurrences.
     """
 
     digests: dict[int, str] = field(default_factory=dict)
+    plain: set[int] = field(default_factory=set)
     hides_all: bool = False
     notes: Counter[str] = field(default_factory=Counter)
 
@@ -161,8 +164,9 @@ class _Unpacker:
         self._bounds = bounds
         self._top = _Node(DIRECTORY)
         self._open: tuple[tuple[str, ...], int] = ((), -1)
-        self._folder_parts: list[str] = []
-        self._folder: tuple[_Node, tuple[str, ...]] = self._top, ()  # the directory that the parts lead to
+        self._inherits = bool(os.listxattr(root_fd))  # new files may get a default ACL
+        self._folder_name = ""
+        self._folder: tuple[_Node, tuple[str, ...]] = self._top, ()  # the directory that the name leads to
         self._removed = self._names = self._text = self._content = 0
         self._unchecked = _CHECK_EVERY  # makes the first write check the free space
         self._member = Member(b"", FILE, 0, 0, 0, 0, 0)
@@ -202,22 +206,27 @@ class _Unpacker:
 
     def _take(self, member: Member) -> None:
         self._text += len(member.name) + len(member.target)
-        self._text += sum(len(name) + len(value) for name, value in member.attributes.items())
+        if member.attributes:
+            self._text += sum(len(name) + len(value) for name, value in member.attributes.items())
         if self._text > self._bounds.text:
             self._refuse(f"the layer's paths, links and extended attributes have more than {self._bounds.text} bytes")
-        path = os.fsdecode(member.name)
-        parts = self._parts(path)
-        if not parts:
-            if member.kind != DIRECTORY:
-                self._refuse("the root of an image is a directory")
-            self._top.member = member
-            return
-        is_aufs_file = _AUFS in path and any(part.startswith(_AUFS) and part != OPAQUE_MARK for part in parts)
-        if is_aufs_file and (member.kind != FILE or parts[:-1] != [_AUFS_LINKS]):
-            return
-        name = parts.pop()
-        if parts != self._folder_parts:
-            self._folder_parts, self._folder = parts, self._directory(parts)
+        path = os.fsdecode(member.name).removeprefix("./")
+        folder_name, _, name = path.rpartition("/")
+        if folder_name != self._folder_name or name in ("", ".", "..") or _AUFS in path:
+            parts = self._parts(path)
+            if not parts:
+                if member.kind != DIRECTORY:
+                    self._refuse("the root of an image is a directory")
+                self._top.member = member
+                return
+            is_aufs_file = any(part.startswith(_AUFS) and part != OPAQUE_MARK for part in parts)
+            if is_aufs_file and (member.kind != FILE or parts[:-1] != [_AUFS_LINKS]):
+                return
+            name = parts.pop()
+            self._folder_name = "/".join(parts)
+            self._folder = self._directory(parts)
+        else:
+            self._check_lengths(path, (name,))
         folder, folder_path = self._folder
         if name.startswith(WHITEOUT):
             self._note_whiteout(folder, name)
@@ -234,14 +243,17 @@ class _Unpacker:
 
     def _parts(self, path: str) -> list[str]:
         """Split a path into names; reject "..", and ignore leading slashes as tar(1) does."""
-        if len(path) > LONGEST_PATH:
-            self._refuse(f"its path has more than {LONGEST_PATH} characters")
         parts = [part for part in path.split("/") if part not in ("", ".")]
         if ".." in parts:
             self._refuse("its path has '..'")
+        self._check_lengths(path, parts)
+        return parts
+
+    def _check_lengths(self, path: str, parts: Sequence[str]) -> None:
+        if len(path) > LONGEST_PATH:
+            self._refuse(f"its path has more than {LONGEST_PATH} characters")
         if len(path) * 4 > _LONGEST_NAME and any(len(os.fsencode(part)) > _LONGEST_NAME for part in parts):
             self._refuse(f"a name in its path has more than {_LONGEST_NAME} bytes")
-        return parts
 
     def _directory(self, parts: list[str]) -> tuple[_Node, tuple[str, ...]]:
         """Find or create a directory, resolving this layer's links in the model; return its node and its path."""
@@ -356,18 +368,21 @@ class _Unpacker:
         self._content += member.size
         if self._content > self._bounds.content:
             self._refuse(f"the layer's files have more than {self._bounds.content} bytes")
-        file = FileWriter(os.open(name, NEW_FILE_FLAGS, 0o600, dir_fd=parent_fd))
+        fd = os.open(name, NEW_FILE_FLAGS, member.mode & 0o777, dir_fd=parent_fd)
         try:
             hasher = hashlib.sha256()
             for chunk in self._reader.content():
                 hasher.update(chunk)
-                self._require_room(file.fd, len(chunk))
-                file.data(chunk)
-            status, owner = os.fstat(file.fd), self._owner(member)
-            self._finish(file.fd, member, (-1, -1) if owner == (status.st_uid, status.st_gid) else owner)
+                self._require_room(fd, len(chunk))
+                while chunk := chunk[os.write(fd, chunk) :]:
+                    pass
+            status = os.fstat(fd)
+            self._finish(fd, member, self._owner(member), status)
             self.result.digests[status.st_ino] = hasher.hexdigest()
+            if not member.attributes and not self._inherits:
+                self.result.plain.add(status.st_ino)
         finally:
-            file.close()
+            os.close(fd)
 
     def _require_room(self, fd: int, size: int) -> None:
         self._unchecked += size
@@ -377,12 +392,14 @@ class _Unpacker:
 
     # --- attributes ---
 
-    def _finish(self, fd: int, member: Member, owner: tuple[int, int]) -> None:
+    def _finish(self, fd: int, member: Member, owner: tuple[int, int], status: os.stat_result) -> None:
         """Set the metadata, owner first: a change of owner clears setuid bits and capabilities (chown(2))."""
-        if owner != (-1, -1):
+        if owner not in ((-1, -1), (status.st_uid, status.st_gid)):
             os.fchown(fd, *owner)
-        self._set_attributes(fd, member)
-        os.fchmod(fd, member.mode)
+        if member.attributes:
+            self._set_attributes(fd, member)
+        if member.attributes or stat.S_IMODE(status.st_mode) != member.mode:  # an ACL may have changed the mode
+            os.fchmod(fd, member.mode)
         mtime = _moment(member)
         os.utime(fd, ns=(mtime, mtime))
 
@@ -391,9 +408,10 @@ class _Unpacker:
             if member.uid or member.gid:
                 self.result.notes["files of other owners belong to root"] += 1
             return -1, -1
-        if max(member.uid, member.gid) > self._last_id:
+        uid, gid = member.uid, member.gid
+        if uid > self._last_id or gid > self._last_id:
             self.result.notes[f"files of ids above {self._last_id} belong to nobody"] += 1
-        uid, gid = (id_number if id_number <= self._last_id else NOBODY for id_number in (member.uid, member.gid))
+            return (uid if uid <= self._last_id else NOBODY), (gid if gid <= self._last_id else NOBODY)
         return uid, gid
 
     def _own(self, member: Member, name: str, parent_fd: int) -> None:
@@ -446,7 +464,7 @@ class _Unpacker:
             if node.opaque:
                 os.setxattr(fd, OPAQUE, b"y")
             owner = (-1, -1) if node.member is None and not self._keep_owners else self._owner(member)
-            self._finish(fd, member, owner)
+            self._finish(fd, member, owner, os.fstat(fd))
         finally:
             os.close(fd)
 
@@ -457,7 +475,7 @@ class _Unpacker:
         removed = folder.children.pop(name, None)
         if removed is None:
             return
-        self._folder_parts, self._folder = [], (self._top, ())  # its path may have led through the removed file
+        self._folder_name, self._folder = "", (self._top, ())  # its path may have led through the removed file
         if removed.kind != DIRECTORY:
             os.unlink(name, dir_fd=self._at(folder_path))
             return

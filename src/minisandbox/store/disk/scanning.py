@@ -7,7 +7,7 @@ import hashlib
 import os
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +20,8 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MACHINE = frozenset(f"user.overlay.{name}" for name in ("origin", "impure", "nlink", "uuid", "upper"))
 """Internal attributes of overlayfs (fs/overlayfs/overlayfs.h), which are valid only on this machine."""
 _LONGEST_NAME = 200
+_BLOCK = 512
+"""Bytes of the unit that st_blocks counts on every file system (stat(2))."""
 _KINDS = {stat.S_IFREG: FILE, stat.S_IFDIR: DIRECTORY, stat.S_IFLNK: LINK, stat.S_IFIFO: FIFO}
 
 
@@ -97,7 +99,9 @@ def _sorted_entries(folder: str, restore_modes: ExitStack | None) -> list[os.Dir
         return sorted(entries, key=lambda entry: entry.name)
 
 
-def scan(tree: Path, restore_modes: ExitStack, allowance: Allowance, digests: Mapping[int, str]) -> Iterator[Entry]:
+def scan(
+    tree: Path, restore_modes: ExitStack, allowance: Allowance, digests: Mapping[int, str], plain: Collection[int]
+) -> Iterator[Entry]:
     """Yield the entries of an unpublished tree; remove its sockets and overlayfs's internal attributes.
 
     A socket is useless once its server has exited, and tar archives cannot contain sockets.
@@ -107,6 +111,7 @@ def scan(tree: Path, restore_modes: ExitStack, allowance: Allowance, digests: Ma
         restore_modes: stack that later restores the modes of directories that the build left without permissions.
         allowance: time limit for reading the tree.
         digests: known SHA-256 of files' contents by inode; files with a known digest are not read.
+        plain: inodes of those of these files that have no extended attributes.
 
     Raises:
         UnfitTree: reading the tree takes too long, or a path in it is too long.
@@ -114,7 +119,7 @@ def scan(tree: Path, restore_modes: ExitStack, allowance: Allowance, digests: Ma
         OSError: a file or directory cannot be read.
     """
     try:
-        yield from _scan_entries(tree, restore_modes, allowance, digests)
+        yield from _scan_entries(tree, restore_modes, allowance, digests, plain)
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:
             raise
@@ -129,10 +134,17 @@ def scan(tree: Path, restore_modes: ExitStack, allowance: Allowance, digests: Ma
 
 
 def _scan_entries(
-    tree: Path, restore_modes: ExitStack, allowance: Allowance, digests: Mapping[int, str]
+    tree: Path, restore_modes: ExitStack, allowance: Allowance, digests: Mapping[int, str], plain: Collection[int]
 ) -> Iterator[Entry]:
     first_names: dict[int, Entry] = {}
     for path, status in walk(tree, restore_modes):
+        if status.st_ino in plain and status.st_nlink == 1:
+            mode, digest = stat.S_IMODE(status.st_mode), digests[status.st_ino]
+            yield Entry(
+                path, FILE, mode, status.st_uid, status.st_gid, status.st_mtime_ns, status.st_size,
+                status.st_blocks * _BLOCK, digest,
+            )  # fmt: skip
+            continue
         allowance.check()
         file_path = f"{tree}/{path}" if path else str(tree)
         if stat.S_ISSOCK(status.st_mode):
@@ -207,7 +219,7 @@ def describe(
         gid=status.st_gid,
         mtime=status.st_mtime_ns,
         size=status.st_size if kind == FILE else 0,
-        disk=status.st_blocks * 512,  # stat(2): st_blocks counts 512-byte units on every file system
+        disk=status.st_blocks * _BLOCK,
         digest="" if kind != FILE else hash_file(file_path, status.st_size, allowance) if digest is None else digest,
         target=os.readlink(file_path) if kind == LINK else "",
         attributes=read_attributes(file_path) if kind in (FILE, DIRECTORY) else (),
