@@ -325,9 +325,9 @@ bench-engines: $(VENV)/.dev
 bench-evaluate: $(FULL)/.dev
 	@"$(FULL)/bin/python" -m benchmarks.evaluate "$(ROWS)" $(if $(PINS),--pins "$(PINS)") $(if $(MIRRORS),--repo-mirrors "$(MIRRORS)") $(EVALUATE)
 
-# IMAGES: compare or measure, with the options that benchmarks/images/__main__.py lists
+# IMAGES: compare, measure or speed, with the options that benchmarks/images/__main__.py lists
 bench-images: $(VENV)/.dev
-	@set -e; for action in $(if $(IMAGES),'$(IMAGES)',compare measure); do "$(BIN)/python" -m benchmarks.images $$action; done
+	@set -e; for action in $(if $(IMAGES),'$(IMAGES)',compare measure speed); do "$(BIN)/python" -m benchmarks.images $$action; done
 
 # LANGUAGES: some languages or tasks, --list, --cache DIR
 bench-languages: $(VENV)/.dev
