@@ -8,6 +8,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 
+class LazyModule:
+    """A module that is imported when its first attribute is used.
+
+    Args:
+        name: the module's name.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> object:
+        """Import the module, and return its attribute."""
+        from importlib import import_module  # noqa: PLC0415 - needed only once a name is used
+
+        return getattr(import_module(self._name), attribute)
+
+
 def importer(package: str, modules: Mapping[str, str]) -> Callable[[str], object]:
     """Return the function ``__getattr__`` of a package.
 

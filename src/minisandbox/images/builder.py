@@ -13,9 +13,7 @@ from minisandbox.images.image import Image, image_of, make_base, put_if_new
 from minisandbox.images.plan import ImagePlan, Planner
 from minisandbox.images.progress import BuildEvent, Progress, StepState
 from minisandbox.images.python.lock import lock_of
-from minisandbox.images.python.packages import PackageIndex
-from minisandbox.images.runner import BuildSession, BuildStep, StepContext
-from minisandbox.images.steps import MERGED
+from minisandbox.images.runner import MERGED, BuildSession, BuildStep, StepContext
 from minisandbox.spec import Buildable, Lock, Recipe
 from minisandbox.store import FailureRecord, ImageRecord, LayerRecord, Made, Store, step_key
 from minisandbox.types import JSONValue
@@ -51,8 +49,8 @@ def build(
     """
     planner = Planner(store, mirrors)
     plan = planner.plan(name, recipe)
-    with PackageIndex(store) as index:
-        maker = Maker(BuildSession(store, index), planner.base(), progress)
+    with BuildSession(store) as session:
+        maker = Maker(session, planner.base(), progress)
         maker.make_base(plan)
         for step in plan.all_steps():
             try:

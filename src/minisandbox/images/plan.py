@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from minisandbox import spec as r
 from minisandbox.errors import MiniSandboxError, RegistryError
-from minisandbox.images import steps as build_steps
 from minisandbox.images.base import BaseEntry, base_entries, base_key, platform_key
 from minisandbox.images.image import DEFAULT_PATH, HOST_VARIABLES, Image
-from minisandbox.images.python.interpreters import Interpreter, find_interpreter
 from minisandbox.images.repair import manual_step, read_manual_layers
 from minisandbox.images.runner import BuildStep
-from minisandbox.images.sources.localsource import SourceSnapshot, take_snapshot
-from minisandbox.images.sources.mirrors import Mirrors
+from minisandbox.lazy import LazyModule
 from minisandbox.spec import Context, CopyFiles, Lock, RunCommand, Variables
 from minisandbox.store import Store, step_key
 from minisandbox.store.disk.faults import store_faults
@@ -24,8 +21,18 @@ from minisandbox.store.store import check_name
 from minisandbox.types import JSONValue
 
 if TYPE_CHECKING:
+    from minisandbox.images import steps as build_steps
     from minisandbox.images.dockerfile.trees import ContextTree
     from minisandbox.images.progress import Progress
+    from minisandbox.images.python import interpreters
+    from minisandbox.images.python.interpreters import Interpreter
+    from minisandbox.images.sources import localsource, mirrors
+    from minisandbox.images.sources.localsource import SourceSnapshot
+else:  # images of Dockerfiles need none of these
+    build_steps = LazyModule("minisandbox.images.steps")
+    interpreters = LazyModule("minisandbox.images.python.interpreters")
+    localsource = LazyModule("minisandbox.images.sources.localsource")
+    mirrors = LazyModule("minisandbox.images.sources.mirrors")
 
 _T = TypeVar("_T")
 
@@ -135,7 +142,7 @@ class Planner:
         Raises:
             InterpreterNotFound: this machine has no such interpreter.
         """
-        return self._once(("python", text), lambda: find_interpreter(text))
+        return self._once(("python", text), lambda: interpreters.find_interpreter(text))
 
     def snapshot(self, source: r.LocalSource) -> SourceSnapshot:
         """Return the files of a local source, listed and hashed once.
@@ -144,7 +151,7 @@ class Planner:
             SourceError: the source cannot be read.
             ProgramNotFound: the source lies in a git work tree, and there is no git.
         """
-        return self._once(source, lambda: take_snapshot(source))
+        return self._once(source, lambda: localsource.take_snapshot(source))
 
     def fetch(
         self,
@@ -282,7 +289,7 @@ class Planner:
             return ""
         if self.store.has_layer(key):
             return self.store.layer(key).facts.get(build_steps.DESCRIBED, "")
-        return Mirrors(self.store, self.mirrors).describe(source)
+        return mirrors.Mirrors(self.store, self.mirrors).describe(source)
 
 
 @dataclass(slots=True)
@@ -428,8 +435,8 @@ class Chain:
             return build_steps.local_step(source, self.planner.snapshot(source), self.workdir)
         if isinstance(source, r.SdistSource):
             return build_steps.sdist_step(source, self.store, self.workdir)
-        mirrors = Mirrors(self.store, self.planner.mirrors)
-        return build_steps.git_step(source, mirrors, self.recipe.step_timeout, self.workdir)
+        repositories = mirrors.Mirrors(self.store, self.planner.mirrors)
+        return build_steps.git_step(source, repositories, self.recipe.step_timeout, self.workdir)
 
     def _add(self, step: BuildStep) -> None:
         """Add a step on top of the chain."""

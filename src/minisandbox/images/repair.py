@@ -11,15 +11,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from minisandbox.errors import BuildError, StoreError
-from minisandbox.images.python.index import find_uv, index_access
 from minisandbox.images.python.lock import PACKAGES, packages_fact
-from minisandbox.images.python.packages import PackageIndex, Served
 from minisandbox.images.runner import BuildStep, StepContext, build_limits, build_sandbox, mount_points
 from minisandbox.images.scripts import BUILD
-from minisandbox.images.steps import step_script
-from minisandbox.sandbox import Sandbox
 from minisandbox.store import FailureRecord, LayerRecord, Made, Store, step_key
 from minisandbox.store.disk.durable import write_atomic
 from minisandbox.store.disk.faults import store_faults
@@ -28,6 +25,10 @@ from minisandbox.store.store import check_name
 from minisandbox.types import ImageSpec
 
 _SETTLING = 600.0
+
+if TYPE_CHECKING:
+    from minisandbox.images.python.packages import Served
+    from minisandbox.sandbox import Sandbox
 
 
 @dataclass(slots=True)
@@ -57,6 +58,8 @@ class Repair:
         """
         image, parent = self.failure.image, self.failure.layers[-1]
         if not self.failure.own_root:  # container images may lack bash, and keep their mtimes
+            from minisandbox.images.steps import step_script  # noqa: PLC0415 - slow to import
+
             settle = step_script("by_hand", "install_settle", WORKDIR=self.failure.workdir)
             self.box.exec(["bash", "-c", settle], cwd="/", timeout=_SETTLING).check()
         self.box.stop()
@@ -79,6 +82,9 @@ def open_failed(store: Store, image: str) -> Iterator[Repair]:
         NotFound: the store has no failed build of the image, or lacks one of its layers.
         SandboxCreationError: the sandbox could not be created.
     """
+    from minisandbox.images.python.index import find_uv, index_access  # noqa: PLC0415 - slow to import
+    from minisandbox.images.python.packages import PackageIndex, Served  # noqa: PLC0415 - slow to import
+
     failure = store.failure(image)
     trees, workdir = tuple(map(store.layer_tree, failure.layers)), PurePosixPath(failure.workdir)
     spec = ImageSpec(f"{image}: by hand", trees, failure.environment, workdir, host_usr=not failure.own_root)

@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import re
 import resource
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Self
 
 from minisandbox.errors import BuildError, IndexUnavailable, MiniSandboxError, PatchError
-from minisandbox.images.python.index import StepAccess, host_access, index_access
 from minisandbox.images.python.lock import PACKAGES, packages_fact
-from minisandbox.images.python.packages import PackageIndex, Served
 from minisandbox.images.scripts import BUILD, IMAGE, MOUNTS
-from minisandbox.index_settings import host_settings
-from minisandbox.launch.plan import Tmpfs
-from minisandbox.sandbox import Sandbox
 from minisandbox.sandbox.cancellation import Cancellation
-from minisandbox.sandbox.core import Core
 from minisandbox.spec import IndexView
 from minisandbox.store import Made, Store
 from minisandbox.store.disk.durable import write_atomic
 from minisandbox.store.disk.faults import disk_full, is_full, store_faults
 from minisandbox.types import ExecResult, GiB, ImageSpec, JSONValue, Limits, MiB, Mount, Network, Outcome
 
+if TYPE_CHECKING:
+    from minisandbox.images.python.index import StepAccess
+    from minisandbox.images.python.packages import PackageIndex, Served
+    from minisandbox.launch.plan import Tmpfs
+    from minisandbox.sandbox import Sandbox
+
+MERGED = "merged"
+"""Name of the layer fact that lists the submodules merged into a source tree."""
 _PATCH_STATUS = 65
 _DISK, _OUTPUT = 16 * GiB, 8 * MiB
 _PROCESSES, _OPEN_FILES = 8192, 65536
@@ -124,21 +128,39 @@ class BuildStep:
     workdir: PurePosixPath = PurePosixPath("/")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BuildSession:
-    """The state that all steps of one build share.
+    """The state that all steps of one build share. Use it in a ``with`` block.
 
     Attributes:
         store: the store for the layers.
-        index: the package index for the steps.
         memory: the memory limit of one step in bytes; None for no limit.
         cancellation: cancels the build; then running steps are killed, and their layers are not published.
     """
 
     store: Store
-    index: PackageIndex
     memory: int | None = None
     cancellation: Cancellation = field(default_factory=Cancellation)
+    _index: PackageIndex | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __enter__(self) -> Self:
+        """Do nothing: the first step that installs packages creates the package index."""
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        """Stop the package index."""
+        if self._index is not None:
+            self._index.__exit__(*details)
+
+    def index(self) -> PackageIndex:
+        """Return the package index for the steps."""
+        from minisandbox.images.python.packages import PackageIndex  # noqa: PLC0415 - slow to import
+
+        with self._lock:
+            if self._index is None:
+                self._index = PackageIndex(self.store)
+            return self._index
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,12 +213,16 @@ def run_step(context: StepContext, run: SandboxRun) -> Made:
 @contextmanager
 def _network_access(context: StepContext, run: SandboxRun) -> Iterator[tuple[StepAccess, Served | None]]:
     """Provide the step's network access while the body runs; add messages of the package index to a build error."""
+    from minisandbox.images.python.index import StepAccess, host_access, index_access  # noqa: PLC0415 - slow to import
+    from minisandbox.images.python.packages import Served  # noqa: PLC0415 - slow to import
+    from minisandbox.index_settings import host_settings  # noqa: PLC0415 - slow to import
+
     step = context.step.name
     if run.index is None:
         yield host_access(None, host_settings(), step) if run.host else StepAccess(Network.off(), {}), None
         return
     served = Served(run.index)
-    with context.session.index.serve(served) as url:
+    with context.session.index().serve(served) as url:
         try:
             yield host_access(url, host_settings(), step) if run.host else index_access(url), served
         except BuildError as error:
@@ -275,6 +301,9 @@ def build_sandbox(
     Raises:
         SandboxCreationError: the sandbox could not be created.
     """
+    from minisandbox.sandbox import Sandbox  # noqa: PLC0415 - slow to import
+    from minisandbox.sandbox.core import Core  # noqa: PLC0415 - slow to import
+
     core = Core.create(
         spec, limits=limits, network=network, mounts=mounts, upper=upper, pretend_owners=pretend_owners,
         keep_tmp=keep_tmp, tmpfs=tmpfs,

@@ -19,7 +19,6 @@ from minisandbox.images.builder import Maker, known_failure, note_failure, recor
 from minisandbox.images.image import Image
 from minisandbox.images.plan import ImagePlan, Planner
 from minisandbox.images.progress import Progress
-from minisandbox.images.python.packages import PackageIndex
 from minisandbox.images.runner import BuildSession, BuildStep
 from minisandbox.sandbox.cancellation import Cancellation, CancelledError
 from minisandbox.spec import Buildable
@@ -123,8 +122,7 @@ def build_all(
     evaluated, budget = outcomes.evaluate(recipes), budget or Budget()
     planner.fetch(evaluated.values(), progress, on_remaining, note)
     plans = outcomes.plan(evaluated, planner)
-    with PackageIndex(store) as index:
-        session = BuildSession(store, index, budget.step_memory, cancellation or Cancellation())
+    with BuildSession(store, budget.step_memory, cancellation or Cancellation()) as session:
         graph = _Graph(Maker(session, planner.base(), progress), plans, on_remaining, budget.workers, retry_failed)
         graph.run(outcomes.record)
     outcomes.failures |= {name: error.about(name) for name, error in graph.failures.items()}

@@ -17,7 +17,7 @@ from minisandbox.images.python.interpreters import PROBE_TIMEOUT, Interpreter
 from minisandbox.images.python.lock import INSTALLED
 from minisandbox.images.python.prefix import PREFIX_VERSION, copy_prefix
 from minisandbox.images.python.torch_builds import names_torch, without_cuda
-from minisandbox.images.runner import BuildStep, Command, SandboxRun, mount_points, run_step
+from minisandbox.images.runner import MERGED, BuildStep, Command, SandboxRun, mount_points, run_step
 from minisandbox.images.scripts import IMAGE, RANKS, script
 from minisandbox.images.sources.localsource import SourceSnapshot
 from minisandbox.images.sources.mirrors import Mirrors, origin
@@ -37,7 +37,6 @@ AGENT_PYTHON = ">=3.10"
 _BUILD_PYTHON = "/var/tmp/python"  # noqa: S108 - in the sandbox, removed with it
 DESCRIBED = "described"
 """Name of the fact of a source layer with the ``git describe`` output for its commit."""
-MERGED = "merged"
 """Name of the fact of a source layer that lists the submodules whose files are in the layer, one path per line."""
 UV_MINIMUM = (3, 8)
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
 from minisandbox.errors import MiniSandboxError
-from minisandbox.sandbox._sync.sandbox import Sandbox
+
+if TYPE_CHECKING:
+    from minisandbox.sandbox._sync.sandbox import Sandbox
 
 
 class CancelledError(Exception):

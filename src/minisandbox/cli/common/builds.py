@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from minisandbox.cli.common.output import Progress, human_seconds
 from minisandbox.errors import MiniSandboxError
@@ -14,8 +15,10 @@ from minisandbox.images import Budget, BuildEvent, Building, Image, Pulled, Step
 from minisandbox.spec import Buildable, OciBase
 from minisandbox.store import Store
 from minisandbox.store.collect import remove_images
-from minisandbox.tasks import Task
 from minisandbox.types import human_size
+
+if TYPE_CHECKING:
+    from minisandbox.tasks import Task
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,26 +22,34 @@ from minisandbox.cli.common.output import (
     require_positive,
     say,
 )
-from minisandbox.cli.common.streams import follow, has_terminal, window
-from minisandbox.cli.common.task_sets import add_jobs_option, add_tasks_arguments, load
 from minisandbox.cli.image import dockerfile
 from minisandbox.cli.image.listing import image_facts
 from minisandbox.errors import InvalidValue, MiniSandboxError
 from minisandbox.images import Budget, Image, image_sizes, read_lock, repair, total_size
 from minisandbox.spec import Buildable, Lock, PythonRecipe
 from minisandbox.store import Store
-from minisandbox.tasks import read_recipe
 from minisandbox.types import human_size, parse_size
 
 KEPT = "finished layers are kept; the same command resumes"
+_OF_DOCKERFILES = {
+    "-f", "--file", "--name", "--build-arg", "--target", "--platform", "--secret", "--network", "--json",
+}  # fmt: skip
+"""Options of a build of one Dockerfile, which needs no code that reads task sets."""
 
 
-def add_build_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``build``."""
+def add_build_options(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    """Declare the options of ``build``; leave out those for task sets if ``arguments`` only build a Dockerfile."""
     parser.description = "Build the images of tasks, of a recipe (a .toml file) or of a Dockerfile (--file)."
-    add_tasks_arguments(parser)
+    options = {word.partition("=")[0] for word in arguments if word.startswith("-")}
+    if options & {"-f", "--file"} and options <= _OF_DOCKERFILES:
+        parser.add_argument("tasks", metavar="CONTEXT")
+        parser.set_defaults(only=[], jobs=None, repo_mirrors=None, torch_backend="")
+    else:
+        from minisandbox.cli.common import task_sets  # noqa: PLC0415 - slow to import
+
+        task_sets.add_tasks_arguments(parser)
+        task_sets.add_jobs_option(parser)
     parser.add_argument("--name", help="the name of the recipe's image (default: the file's name)")
-    add_jobs_option(parser)
     parser.add_argument(
         "--memory", metavar="SIZE", help="memory for all build steps together, such as 16G; each gets up to 4G of it"
     )
@@ -118,6 +126,8 @@ def _repair_by_hand(store: Store, image: str) -> bool:
 
     The next build of the image uses that layer. The changes are dropped if the shell's exit status is not 0.
     """
+    from minisandbox.cli.common.streams import follow, has_terminal, window  # noqa: PLC0415 - slow to import
+
     terminal = has_terminal()
     with repair.open_failed(store, image) as work:
         failure = work.failure
@@ -140,6 +150,8 @@ def _repair_by_hand(store: Store, image: str) -> bool:
 
 
 def _recipe_of_file(args: argparse.Namespace) -> dict[str, Callable[[], Buildable]]:
+    from minisandbox.tasks import read_recipe  # noqa: PLC0415 - slow to import
+
     path = Path(args.tasks)
     recipe = read_recipe(path)
     if args.torch_backend:
@@ -148,6 +160,8 @@ def _recipe_of_file(args: argparse.Namespace) -> dict[str, Callable[[], Buildabl
 
 
 def _recipes_of_tasks(args: argparse.Namespace) -> dict[str, Callable[[], Buildable]]:
+    from minisandbox.cli.common.task_sets import load  # noqa: PLC0415 - slow to import
+
     return {task.instance_id: task.recipe for task in load(args)}
 
 

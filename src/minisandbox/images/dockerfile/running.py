@@ -16,7 +16,6 @@ from minisandbox.images.dockerfile.evaluation import PIPES
 from minisandbox.images.dockerfile.parsing import refuse
 from minisandbox.images.dockerfile.trees import split
 from minisandbox.images.oci.pull import keeps_owners, owner_mode
-from minisandbox.images.python.index import StepAccess, host_access
 from minisandbox.images.runner import (
     LEAST_READING,
     StepContext,
@@ -27,9 +26,7 @@ from minisandbox.images.runner import (
     write_log,
 )
 from minisandbox.images.tree import LinkError, Parts, resolve
-from minisandbox.index_settings import host_settings
 from minisandbox.launch.plan import Tmpfs
-from minisandbox.sandbox.protocol.environment import network_environment
 from minisandbox.spec import ResolvedMount, RunCommand, RunMount
 from minisandbox.store import Made
 from minisandbox.store.blobs.lower_layers import LowerLayers
@@ -151,6 +148,10 @@ def _secret_variables(run: RunCommand) -> dict[str, str]:
 
 
 def _execute(run: RunCommand, context: StepContext, upper: Path, targets: MountTargets) -> ExecResult:
+    from minisandbox.images.python.index import StepAccess, host_access  # noqa: PLC0415 - slow to import
+    from minisandbox.index_settings import host_settings  # noqa: PLC0415 - slow to import
+    from minisandbox.sandbox.protocol.environment import network_environment  # noqa: PLC0415 - slow to import
+
     network, access = run.network, StepAccess(run.network, {})
     if network.mode == "host":
         access = host_access(None, host_settings(), f"line {run.line}")
