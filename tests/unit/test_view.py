@@ -8,28 +8,31 @@ import hashlib
 import html
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.request import HTTPCookieProcessor, build_opener
 
 import pytest
-from tests.unit.training_tools import PATCH, trajectory
+from tests.unit.training_tools import FLAG, PATCH, trajectory
 
 from minisandbox.cli.main import main
 from minisandbox.errors import NotFound
-from minisandbox.grade import Flag, Reason, Verdict
+from minisandbox.grade import Flag, Grade, Reason, Verdict
 from minisandbox.rollouts import RunDirectory
 from minisandbox.store import FailureRecord, Store
 from minisandbox.trajectories import Failure, PatchRecord, StepRecord, Trajectory
 from minisandbox.view import Site
-from minisandbox.view.index import Filter, RunIndex, repository_of, wilson
+from minisandbox.view.index import Filter, Mix, RunIndex, repository_of, wilson
 from minisandbox.view.rollout import passages, token_spans, turns_of
 from minisandbox.view.site import find_runs
 from minisandbox.view.text import diff_of, excerpt, visible
+from minisandbox.view.training import Plan, plan_of, rise_of
 
 pytest.importorskip("starlette", reason="the extra [view] is not installed")
 pytest.importorskip("jinja2", reason="the extra [view] is not installed")
@@ -253,7 +256,9 @@ def test_a_rollout_shows_its_turns_patch_and_tests(client: TestClient) -> None:
 
 def test_filters_are_in_the_address(client: TestClient) -> None:
     def ids(query: str) -> list[str]:
-        return re.findall(r'href="/runs/first/rollouts/(\d/[^"]+)"', client.get(f"/runs/first{query}").text)
+        return re.findall(
+            r'class="id"><a href="/runs/first/rollouts/(\d/[^"]+)"', client.get(f"/runs/first{query}").text
+        )
 
     assert len(ids("")) == 5
     assert ids("?outcome=resolved") == ["0/owner__repo-1"]
@@ -295,6 +300,7 @@ def test_a_point_of_a_curve_leads_to_its_rollouts(tmp_path: Path) -> None:
         run.write(trajectory("owner__repo-1", 12, 1.0))
     log = ['{"step": 1, "reward": 0.25, "note": "<b>"}', '{"step": 2, "reward": 0.5, "loss": NaN}', '{"step": 3, "rew']
     (tmp_path / "rl" / "log.jsonl").write_text("\n".join(log))
+    (tmp_path / "rl" / "config.yaml").write_text("steps: 9\ngroups: {size: 8, redo: 1, unconfirmed_reward: 1.0}\n")
     lines = [("owner__repo-1__0", -0.5), ("owner__repo-1__12", 0.5), ("broken", 1.0)]
     text = "".join(
         f'{{"step": 2, "rollout": "{name}", "advantage": {weight}, "tokens": 7}}\n' for name, weight in lines
@@ -307,12 +313,78 @@ def test_a_point_of_a_curve_leads_to_its_rollouts(tmp_path: Path) -> None:
         "/runs/rl.rollouts/training?step=1", "/runs/rl.rollouts/training?step=2",
     ]  # fmt: skip
     assert "<title>2: 0.5</title>" in curves
+    assert "step 3 of 9" not in curves
+    assert "step 2 of 9" in curves  # the third line is truncated
+    assert re.findall(r'<a href="([^"]*)" aria-label="(step 1: believed 50%[^"]*)"', curves) == [
+        ("/runs/rl.rollouts/training?step=1",
+         "step 1: believed 50%, suspicious 0%, unconfirmed 0%, tampered 0%; mean reward 0.25"),
+    ]  # fmt: skip
     rollouts = re.findall(r'href="/runs/rl.rollouts/rollouts/([^"]+)"', pages.training("rl.rollouts", 2))
     assert rollouts == ["12/owner__repo-1", "0/owner__repo-1"]
     with RunDirectory.open(tmp_path / "plain", {}) as run:
         run.write(trajectory("owner__repo-1"))
     with pytest.raises(NotFound):
         pages.training("plain", 0)
+
+
+def test_a_rise_of_the_reward_without_believed_passes_is_reported() -> None:
+    rewards = [(step, 0.2 if step < 7 else 0.9) for step in range(1, 13)]
+    honest = [Mix(step, 10, 2 if step < 7 else 9, 0, 0, 0) for step in range(1, 13)]
+    wrong = [Mix(step, 10, 2, 0, 0 if step < 7 else 7, 0) for step in range(1, 13)]
+    rise = rise_of(rewards, wrong)
+    assert rise is not None
+    assert (rise.is_wrong, rise.start, rise.doubts) == (True, 7, (0.0, pytest.approx(0.7)))
+    rise = rise_of(rewards, honest)
+    assert rise is not None
+    assert not rise.is_wrong
+    assert rise_of(rewards[:3], wrong[:3]) is None
+
+
+def test_the_plan_of_a_training_run_is_read_from_its_configuration(tmp_path: Path) -> None:
+    assert plan_of(tmp_path) is None
+    for text in ("[", "groups: 7", "groups: {size: x}", "groups: {size: 2, unconfirmed_reward: <b>}", "steps: 1"):
+        (tmp_path / "config.yaml").write_text(text)
+        assert plan_of(tmp_path) is None, text
+    (tmp_path / "config.yaml").write_text("steps: 3\ngroups: {size: 4, redo: 1}\n")
+    assert plan_of(tmp_path) == Plan(3, 8, None)
+
+
+def test_grades_in_doubt_and_levels_of_tasks(tmp_path: Path) -> None:
+    grade = Grade("owner__b-2", Verdict.UNCONFIRMED, Reason.UNCONFIRMED, "the changed tests passed")
+    with RunDirectory.open(tmp_path / "run", {"rollouts": 9}) as run:
+        run.write(trajectory("owner__a-1", 0, 1.0, flags=(FLAG,)))
+        run.write(trajectory("owner__a-1", 1, 1.0))
+        run.write(trajectory("owner__b-2", 0, grade=grade))
+        run.write(trajectory("owner__b-2", 1, 0.0))
+        run.write(trajectory("owner__c-3", 0, 0.0, flags=(FLAG,)))
+        run.write(trajectory("owner__c-3", 1, 0.0))
+    pages = Pages(Site([tmp_path]))
+    index = pages.site.run("run").index
+    assert index.counts("doubt", Filter()) == [("not confirmed", 1, None), ("suspicious pass", 1, 1.0)]
+    assert [row.instance_id for row in index.rows(Filter(doubt="any"))] == ["owner__a-1", "owner__b-2"]
+    assert [row.attempt for row in index.rows(Filter(doubt="not confirmed"))] == [0]
+    levels = {task.instance_id: task.level for task in index.tasks(Filter())}
+    assert levels == {"owner__a-1": "too easy", "owner__b-2": "too few", "owner__c-3": "too hard"}
+    page = pages.run("run", Filter())
+    assert "the patch reads variables of the code that calls it" in page
+    assert '<progress max="9" value="6"' in page
+    assert "in progress: about" in page
+    assert "owner__c-3" not in pages.tasks("run", Filter(), "too easy")
+    assert "in doubt: suspicious pass" in pages.rollout("run", "owner__a-1", 0)
+
+
+def test_a_run_without_the_column_of_flags_is_read_and_resumed(tmp_path: Path) -> None:
+    with RunDirectory.open(tmp_path / "run", {}) as run:
+        run.write(trajectory("owner__a-1", 0, 1.0, flags=(FLAG,)))
+    with closing(sqlite3.connect(tmp_path / "run" / "rollouts.sqlite")) as database, database:
+        database.execute("ALTER TABLE rollouts DROP COLUMN flags")
+    index = RunIndex(tmp_path / "run" / "rollouts.sqlite", readonly=True)
+    assert index.totals(Filter()).doubts == 0
+    assert [summary.flags for summary in index.summaries()] == [""]
+    index.close()
+    with RunDirectory.open(tmp_path / "run", {}) as run:
+        run.write(trajectory("owner__a-1", 1, 1.0, flags=(FLAG,)))
+        assert [summary.flags for summary in run.summaries()] == ["", FLAG.kind]
 
 
 def test_the_images_and_sandboxes_of_this_machine(

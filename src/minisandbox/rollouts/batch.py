@@ -85,6 +85,7 @@ class Batch:
             **recorded_policy(setup.confirm),
         }  # fmt: skip
         self._jobs = [Job(task, attempt) for task in tasks for attempt in range(attempts)]
+        self._config["rollouts"] = len(self._jobs)
         if repeated := [key[0] for key, count in Counter(job.key for job in self._jobs).items() if count > 1]:
             raise InvalidValue(f"the task {repeated[0]!r} is listed twice", hint="set attempts= to repeat each task")
         self._summaries: dict[tuple[str, int], Summary] = {}

@@ -25,7 +25,7 @@ _TIMES = tuple(field.name for field in dataclasses.fields(Timings))
 _USAGE = tuple(field.name for field in dataclasses.fields(TokenUsage))
 _SAME = (
     "instance_id", "attempt", "exit_status", "reason", "detail", "reward", "failed_in", "tries", "turns", "steps",
-    "cost", "agent", "model", "started",
+    "cost", "agent", "model", "started", "flags",
 )  # fmt: skip
 """Fields of :class:`.Summary` that are columns of the same name."""
 _COLUMNS = (
@@ -61,6 +61,7 @@ CREATE TABLE IF NOT EXISTS rollouts (
     ended TEXT NOT NULL,              -- UTC, ISO 8601
     patch BLOB,                       -- the submission; NULL where none could be taken
     trajectory BLOB NOT NULL,         -- JSON, compressed by zstandard
+    flags TEXT NOT NULL DEFAULT '',   -- kinds of the grade's flags that concern the submission, separated by ', '
     PRIMARY KEY (instance_id, attempt)
 )
 """
@@ -159,6 +160,12 @@ class RolloutDatabase(Database):
     def _prepare(self, readonly: bool) -> None:
         self._writing = threading.Lock()
         super()._prepare(readonly)
+        if "flags" not in (name for _, name, *_ in self._database.execute("PRAGMA table_info(rollouts)")):
+            # The run is older than this column; a reader may not add it.
+            view = "CREATE TEMP VIEW rollouts AS SELECT *, '' AS flags FROM main.rollouts"
+            self._database.execute(
+                view if readonly else "ALTER TABLE rollouts ADD COLUMN flags TEXT NOT NULL DEFAULT ''"
+            )
 
 
 def _values(summary: Summary) -> tuple[str | int | float | None, ...]:

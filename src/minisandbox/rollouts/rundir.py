@@ -20,7 +20,7 @@ class RunDirectory(runs.RunDirectory):
         path: the directory.
     """
 
-    may_change = frozenset({"workers", "attempts", "tasks"})
+    may_change = frozenset({"workers", "attempts", "tasks", "rollouts"})
 
     def __init__(self, path: Path, lock: int) -> None:
         super().__init__(path, lock)

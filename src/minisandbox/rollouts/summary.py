@@ -32,6 +32,7 @@ class Summary:
         agent: the agent's name.
         model: the model's name.
         started: the start time, UTC in ISO 8601.
+        flags: the kinds of the grade's flags that concern the submission, separated by ", ".
     """
 
     instance_id: str
@@ -52,6 +53,7 @@ class Summary:
     agent: str = ""
     model: str = ""
     started: str = ""
+    flags: str = ""
 
     @property
     def finished(self) -> bool:
@@ -87,4 +89,5 @@ class Summary:
             trajectory.agent,
             trajectory.model,
             trajectory.started,
+            ", ".join(sorted({flag.kind for flag in graded.flags if flag.is_suspicious})) if graded else "",
         )

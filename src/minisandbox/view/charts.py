@@ -27,7 +27,7 @@ def stacked_bar(parts: Mapping[str, float], width: int = 600, height: int = 14) 
                 name, x, share, height, title
             )
             x += share
-    return Markup('<svg class="bar" viewBox="0 0 {} {}" preserveAspectRatio="none" role="img">{}</svg>').format(
+    return Markup('<svg class="bar" viewBox="0 0 {} {}" preserveAspectRatio="none" aria-hidden="true">{}</svg>').format(
         width, height, rects
     )
 
@@ -78,6 +78,48 @@ def curve(points: Sequence[tuple[float, float, str]], label: str) -> Markup:
     labels += Markup('<text x="60" y="{}">{:g}</text><text class="y" x="{}" y="{}">{:g}</text>').format(
         _HEIGHT - 4, first, _WIDTH - 10, _HEIGHT - 4, last
     )
-    return Markup('<svg class="curve" viewBox="0 0 {} {}" role="img" aria-label="{}"><path d="{}"/>{}{}</svg>').format(
-        _WIDTH, _HEIGHT, escape(label), line, dots, labels
+    return Markup(
+        '<svg class="curve" viewBox="0 0 {} {}" role="group" aria-label="{}"><path d="{}"/>{}{}</svg>'
+    ).format(_WIDTH, _HEIGHT, escape(label), line, dots, labels)
+
+
+def stacked_columns(
+    columns: Sequence[tuple[int, str, Sequence[tuple[str, float]]]], line: Mapping[int, float], label: str
+) -> Markup:
+    """Draw columns of shares from 0 to 1, and a line over them.
+
+    Args:
+        columns: the number of each column, its link, and its parts from below: the class of the colour, and the share.
+        line: values from 0 to 1 by the columns' numbers.
+        label: the name of the chart.
+    """
+    width, height, left = 640, 220, 34
+    step = (width - left) / max(1, len(columns))
+    bars, points = Markup(), []
+    for index, (number, link, parts) in enumerate(columns):
+        x, top, rects, names = left + index * step, height - 20.0, Markup(), []
+        for name, share in parts:
+            size = share * (height - 30)
+            top -= size
+            names.append(f"{name} {share:.0%}")
+            rects += Markup('<rect class="part-{}" x="{:.2f}" y="{:.2f}" width="{:.2f}" height="{:.2f}"/>').format(
+                name, x + step * 0.1, top, step * 0.8, size
+            )
+        title = f"step {number}: {', '.join(names)}"
+        if number in line and math.isfinite(line[number]):
+            points.append(f"{x + step / 2:.2f} {height - 20 - line[number] * (height - 30):.2f}")
+            title += f"; mean reward {line[number]:.2f}"
+        bars += Markup('<a href="{}" aria-label="{}"><title>{}</title>').format(link, title, title)
+        bars += Markup('<rect class="hit" x="{:.2f}" y="0" width="{:.2f}" height="{}"/>').format(x, step, height - 20)
+        bars += rects + Markup("</a>")
+        if index % max(1, len(columns) // 8) == 0:
+            bars += Markup('<text x="{:.2f}" y="{}">{}</text>').format(x, height - 4, number)
+    axis = Markup().join(
+        Markup('<text class="y" x="{}" y="{:.0f}">{} %</text>').format(
+            left - 4, height - 16 - value * (height - 30), text
+        )
+        for value, text in ((0, 0), (0.5, 50), (1, 100))
     )
+    path = Markup('<path class="over" d="M{}"/>').format("L".join(points)) if len(points) > 1 else Markup()
+    frame = Markup('<svg class="columns-chart" viewBox="0 0 {} {}" role="group" aria-label="{}">{}{}{}</svg>')
+    return frame.format(width, height, label, axis, bars, path)

@@ -39,12 +39,15 @@ _SORTS = {
 _COPY = """
 CREATE TEMP TABLE listed AS SELECT *,
     CASE WHEN failed_in <> '' THEN 'failed in ' || failed_in ELSE coalesce(verdict, 'not graded') END AS outcome,
-    repository(instance_id) AS repository
-FROM (SELECT {columns} FROM main.rollouts)
+    repository(instance_id) AS repository,
+    CASE WHEN failed_in <> '' THEN '' WHEN verdict = 'tampered' THEN 'tampered'
+         WHEN verdict = 'unconfirmed' THEN 'not confirmed'
+         WHEN verdict = 'resolved' AND instr(flags, 'suspicious: ') THEN 'suspicious pass' ELSE '' END AS doubt
+FROM (SELECT {columns} FROM rollouts)
 """
 _ROW = (
     "instance_id, attempt, outcome, reason, detail, exit_status, reward, turns, steps, prompt_tokens + "
-    "completion_tokens, cost, total_seconds, tries"
+    "completion_tokens, cost, total_seconds, tries, flags, doubt"
 )
 
 
@@ -64,6 +67,17 @@ class Row(NamedTuple):
     cost: float
     seconds: float
     tries: int
+    flags: str
+    doubt: str
+
+
+LEVELS = {
+    "too easy": "every rollout passes",
+    "mixed": "some rollouts pass",
+    "too hard": "no rollout passes",
+    "too few": "fewer than two rollouts have a reward",
+}
+"""The levels of tasks, with what they mean."""
 
 
 class TaskRow(NamedTuple):
@@ -75,6 +89,30 @@ class TaskRow(NamedTuple):
     rewarded: int
     reward: float | None
     seconds: float
+    doubts: int
+
+    @property
+    def level(self) -> str:
+        """A key of :data:`LEVELS`."""
+        if self.reward is None or self.rewarded < 2:
+            return "too few"
+        return "too easy" if self.reward >= 1 else "too hard" if self.reward <= 0 else "mixed"
+
+
+class Mix(NamedTuple):
+    """The rollouts of a training step by what their grades are worth."""
+
+    step: int
+    rollouts: int
+    believed: int
+    suspicious: int
+    unconfirmed: int
+    tampered: int
+
+    @property
+    def doubts(self) -> int:
+        """Passes in doubt, and tampering."""
+        return self.suspicious + self.unconfirmed + self.tampered
 
 
 class Totals(NamedTuple):
@@ -91,6 +129,7 @@ class Totals(NamedTuple):
     seconds: float
     first: str | None
     last: str | None
+    doubts: int
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -106,6 +145,7 @@ class Filter:
     status: str = ""
     repo: str = ""
     reason: str = ""
+    doubt: str = ""
     text: str = ""
     sort: str = "task"
     page: int = 1
@@ -133,6 +173,8 @@ class Filter:
         """Return the SQL condition and its parameters."""
         columns = {"outcome": self.outcome, "exit_status": self.status, "repository": self.repo, "reason": self.reason}
         terms = [(f"{column} = ?", [value]) for column, value in columns.items() if value]
+        if self.doubt:
+            terms.append(("doubt <> ''", []) if self.doubt == "any" else ("doubt = ?", [self.doubt]))
         if self.text:
             terms.append(("(instr(lower(instance_id), lower(?)) OR instr(lower(detail), lower(?)))", [self.text] * 2))
         condition = " AND ".join(term for term, _ in terms) or "1"
@@ -150,7 +192,8 @@ class RunIndex(RolloutDatabase):
         columns = (
             "count(*), count(DISTINCT instance_id), count(reward), count(DISTINCT CASE WHEN reward NOT NULL THEN "
             "instance_id END), avg(reward), total(cost), coalesce(sum(prompt_tokens), 0), "
-            "coalesce(sum(completion_tokens), 0), total(total_seconds), min(started), max(ended)"
+            "coalesce(sum(completion_tokens), 0), total(total_seconds), min(started), max(ended), "
+            "count(nullif(doubt, ''))"
         )
         return Totals(*self._select(columns, choice)[0])
 
@@ -163,10 +206,10 @@ class RunIndex(RolloutDatabase):
         """Return the values of a column with their numbers of rollouts and mean rewards, most frequent first.
 
         Args:
-            column: ``outcome``, ``exit_status``, ``repository`` or ``reason``.
+            column: ``outcome``, ``exit_status``, ``repository``, ``reason`` or ``doubt``.
             choice: the filter.
         """
-        if column not in ("outcome", "exit_status", "repository", "reason"):
+        if column not in ("outcome", "exit_status", "repository", "reason", "doubt"):
             raise ValueError(column)
         end = f"AND {column} <> '' GROUP BY {column} ORDER BY count(*) DESC, {column} LIMIT 40"
         return self._select(f"{column}, count(*), avg(reward)", choice, end)
@@ -179,7 +222,10 @@ class RunIndex(RolloutDatabase):
 
     def tasks(self, choice: Filter, limit: int = 1_000_000) -> list[TaskRow]:
         """Return the tasks of the accepted rollouts, lowest mean reward first."""
-        columns = "instance_id, repository, count(*), count(reward), avg(reward) AS mean, avg(total_seconds)"
+        columns = (
+            "instance_id, repository, count(*), count(reward), avg(reward) AS mean, avg(total_seconds), "
+            "count(nullif(doubt, ''))"
+        )
         end = f"GROUP BY instance_id ORDER BY mean IS NULL, mean, instance_id LIMIT {limit}"
         return [TaskRow(*row) for row in self._select(columns, choice, end)]
 
@@ -187,6 +233,17 @@ class RunIndex(RolloutDatabase):
         """Return all rollouts of a task."""
         query = f"SELECT {_ROW} FROM listed WHERE instance_id = ? ORDER BY attempt"  # noqa: S608 - constants only
         return [Row(*row) for row in self._fetch(query, [instance_id])]
+
+    def mixes(self, width: int) -> list[Mix]:
+        """Return the rollouts of each training step.
+
+        Args:
+            width: the number of attempts of a task that belong to a step.
+        """
+        kinds = ("resolved", "suspicious pass", "not confirmed", "tampered")
+        sums = ", ".join(f"sum(iif(doubt <> '', doubt, outcome) = '{kind}')" for kind in kinds)
+        query = f"SELECT attempt / ? + 1 AS step, count(*), {sums} FROM listed GROUP BY step ORDER BY step"  # noqa: S608 - constants only
+        return [Mix(*row) for row in self._fetch(query, [width])]
 
     def neighbours(self, instance_id: str, attempt: int) -> tuple[tuple[str, int] | None, tuple[str, int] | None]:
         """Return the ids and attempts of the rollouts before and after a rollout."""
@@ -210,7 +267,7 @@ class RunIndex(RolloutDatabase):
         if version == self._copied:
             return
         self._database.execute("DROP TABLE IF EXISTS temp.listed")
-        columns = [name for _, name, *_ in self._database.execute("PRAGMA main.table_info(rollouts)")]
+        columns = [name for name, *_ in self._database.execute("SELECT * FROM rollouts LIMIT 0").description]
         names = ", ".join(name for name in columns if name not in ("patch", "trajectory"))
         self._database.execute(_COPY.format(columns=names))
         self._copied = version

@@ -6,10 +6,11 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -25,23 +26,46 @@ from minisandbox.store.overview import image_rows
 from minisandbox.trajectories import Trajectory
 from minisandbox.types import human_size
 from minisandbox.view import charts
-from minisandbox.view.index import PAGE, Filter, Row, RunIndex, TaskRow, Totals
-from minisandbox.view.rollout import TOKENS, tests_by_outcome, token_spans, turns_of
+from minisandbox.view.index import LEVELS, PAGE, Filter, Row, RunIndex, TaskRow, Totals
+from minisandbox.view.rollout import TOKENS, failure_lines, tests_by_outcome, token_spans, turns_of
 from minisandbox.view.site import Run, Site
 from minisandbox.view.text import diff_of, excerpt, visible
-from minisandbox.view.training import curves, rollouts_of
+from minisandbox.view.training import curves, plan_of, rise_of, rollouts_of
 
 STATIC = Path(__file__).parent / "static"
 _TEMPLATES = Path(__file__).parent / "templates"
 _NOTHING = "-"
+_STILL = 600.0
+"""Seconds after the last rollout until a run is no longer called in progress."""
 _HEADINGS = {
     Verdict.RESOLVED: "Resolved: all named tests passed, in a believed run",
     Verdict.UNCONFIRMED: "In doubt: all named tests passed, and no further run confirmed it",
     Verdict.TAMPERED: "Not believed: the submission changed how it was graded",
 }
+_DOUBTS = {
+    "tampered": "The submission passes tests that a correct solution must fail: it cheats. The reward is 0.",
+    "not confirmed": "All named tests passed, but no run of changed tests confirmed it. There is no reward, unless the "
+    "training counts such passes.",
+    "suspicious pass": "All named tests passed, but the patch has code that can cheat. It has reward 1: read it.",
+}
+"""The kinds of grades in doubt, and what each means."""
+_FLAGS = {
+    "frame_walking": "reads variables of the code that calls it",
+    "runner_internals": "touches the test runner",
+    "test_detection": "finds out whether a test runs",
+    "process_control": "ends, forks or signals processes",
+    "interpreter_hooks": "hooks into the interpreter",
+    "machine_state": "reads or changes the machine's state",
+    "test_reading": "looks for test files",
+    "memory_access": "reads or writes memory",
+    "always_true": "defines a comparison that is always true",
+    "own_comparison": "defines how results compare, such as __eq__",
+    "monkey_patching": "replaces other modules' code",
+}
+"""The kinds of suspicious code (:mod:`minisandbox.grade.scan`), for reading."""
 _TONES = {
     "resolved": "good", "passed": "good", "unconfirmed": "doubt", "tampered": "doubt", "not graded": "broken",
-    "infra_error": "broken",
+    "infra_error": "broken", "too easy": "doubt", "too hard": "bad", "mixed": "good", "too few": "none",
 }  # fmt: skip
 
 
@@ -113,7 +137,8 @@ class Pages:
             "excerpt": excerpt, "diff": diff_of, "when": when, "tone": tone,
         }  # fmt: skip
         self._environment.globals |= {
-            "links": self.links, "charts": charts, "version": __version__, "page_size": PAGE,
+            "links": self.links, "charts": charts, "version": __version__, "page_size": PAGE, "doubts": _DOUBTS,
+            "levels": LEVELS, "explain": _explained,
         }  # fmt: skip
 
     def render(self, template: str, **values: object) -> str:
@@ -133,16 +158,25 @@ class Pages:
         """Render the page of a run, with this number of rollouts."""
         run = self.site.run(key)
         index = run.index
-        counts = {column: index.counts(column, choice) for column in ("outcome", "exit_status", "reason", "repository")}
+        columns = ("outcome", "exit_status", "reason", "repository", "doubt")
+        counts = {column: index.counts(column, choice) for column in columns}
+        in_doubt = index.rows(replace(choice, doubt=choice.doubt or "any", page=1), 5) if counts["doubt"] else []
+        everything = index.totals(Filter())
         return self.render(
-            template, title=key, run=run, choice=choice, all=index.totals(Filter()), totals=index.totals(choice),
-            stages=index.stages(choice), counts=counts, rows=index.rows(choice, limit),
+            template, title=key, run=run, choice=choice, all=everything, totals=index.totals(choice),
+            stages=index.stages(choice), counts=counts, rows=index.rows(choice, limit), in_doubt=in_doubt,
+            longest=index.rows(replace(choice, sort="longest", page=1), 3), left=_left(everything, run.expected),
+            tasks_by_level=_by_level(index.tasks(choice)),
         )  # fmt: skip
 
-    def tasks(self, key: str, choice: Filter) -> str:
-        """Render the list of a run's tasks."""
-        tasks = self.site.run(key).index.tasks(choice)
-        return self.render("tasks.html", title=f"{key}: tasks", run=self.site.run(key), choice=choice, tasks=tasks)
+    def tasks(self, key: str, choice: Filter, level: str = "") -> str:
+        """Render the list of a run's tasks; ``level`` accepts only those of a level."""
+        tasks = _by_level(self.site.run(key).index.tasks(choice))
+        shown = [task for name in LEVELS if level in ("", name) for task in tasks[name]]
+        return self.render(
+            "tasks.html", title=f"{key}: tasks", run=self.site.run(key), choice=choice, tasks=shown, level=level,
+            tasks_by_level=tasks,
+        )  # fmt: skip
 
     def machine(self) -> str:
         """Render the images of this user's store, and the live sandboxes."""
@@ -161,6 +195,11 @@ class Pages:
             "compare.html", title=f"{first} and {second}", runs=runs, changes=_changes(*tasks),
             common=len(tasks[0].keys() & tasks[1].keys()), totals=[run.index.totals(Filter()) for run in runs],
             stages=[run.index.stages(Filter()) for run in runs],
+            counts=_paired([run.index.counts("outcome", Filter()) for run in runs]),
+            options=[
+                (name, *(run.config.get(name) for run in runs)) for name in sorted(runs[0].config | runs[1].config)
+                if runs[0].config.get(name) != runs[1].config.get(name)
+            ],
         )  # fmt: skip
 
     def task(self, key: str, instance_id: str) -> str:
@@ -174,10 +213,11 @@ class Pages:
         for column, trajectory in enumerate(trajectories):
             for test, outcome in trajectory.grade.outcomes if trajectory.grade else ():
                 tests.setdefault(test, [""] * len(trajectories))[column] = outcome
-        ordered = sorted(tests.items(), key=lambda item: all(outcome == "passed" for outcome in item[1]))
+        differing = [(test, row) for test, row in tests.items() if {*row} != {"passed"}]
+        passing = [test for test, row in tests.items() if {*row} == {"passed"}]
         return self.render(
-            "task.html", title=instance_id, run=run, instance_id=instance_id, rows=rows, tests=ordered,
-            trajectories=trajectories, statement=_statement(trajectories[0]),
+            "task.html", title=instance_id, run=run, instance_id=instance_id, rows=rows, tests=differing,
+            trajectories=trajectories, statement=_statement(trajectories[0]), passing=passing,
         )  # fmt: skip
 
     def training(self, key: str, step: int) -> str:
@@ -186,11 +226,21 @@ class Pages:
         path = run.training
         if path is None:
             raise NotFound(f"{key} does not belong to a training run")
-        drawn = [(name, [(x, y, self.links.training(key, int(x))) for x, y in points]) for name, points in curves(path)]
+        points_of = dict(curves(path))
+        drawn = [
+            (name, [(*point, self.links.training(key, int(point[0]))) for point in points_of[name]])
+            for name in points_of
+        ]
         parts = rollouts_of(path, step) if step > 0 else []
+        attempts = {part.instance_id: run.index.attempts(part.instance_id) for part in parts}
+        grades = {(row.instance_id, row.attempt): row for rows in attempts.values() for row in rows}
+        plan, rewards = plan_of(path), points_of.get("reward", [])
+        mixes = run.index.mixes(plan.width) if plan else []
         return self.render(
             "training.html", title=f"{path.name}: training", run=run, path=path, step=max(0, step), curves=drawn,
-            parts_of_step=parts,
+            parts_of_step=parts, grades=grades, plan=plan, mixes=mixes, rewards={int(x): y for x, y in rewards},
+            rise=rise_of(rewards, mixes), in_doubt=run.index.rows(Filter(doubt="any", sort="newest"), 5),
+            counts=run.index.counts("doubt", Filter()),
         )  # fmt: skip
 
     def rollout(
@@ -204,6 +254,7 @@ class Pages:
             template, title=f"{instance_id}#{attempt}", run=run, trajectory=trajectory, turns=turns_of(trajectory),
             tests=tests_by_outcome(trajectory), verdict=verdict_of(trajectory), before=before, after=after,
             stages=_stages(trajectory), timings=asdict(trajectory.timings), anchor=anchor, replayed=replayed,
+            doubt=_doubt(trajectory), failures=failure_lines(trajectory.grade.log) if trajectory.grade else [],
         )  # fmt: skip
 
     def replay(self, key: str, instance_id: str, attempt: int) -> None:
@@ -279,9 +330,12 @@ def verdict_of(trajectory: Trajectory) -> tuple[str, str]:
         return f"No reward: infrastructure error in {failure.phase}", f"{failure.kind}: {failure.detail}"
     if grade is None:
         return "Not graded", trajectory.detail
+    failed = len(grade.failed_fail_to_pass) + len(grade.failed_pass_to_pass)
+    if grade.judged and failed:
+        return f"Failed: {failed:,} of {len(grade.outcomes):,} named tests did not pass", grade.detail
     heading = _HEADINGS.get(grade.verdict, str(grade.verdict).replace("_", " ").capitalize())
     if grade.verdict is Verdict.FAILED:
-        heading += ": the run of the tests is believed" if grade.judged else ": the run of the tests is not believed"
+        heading += ": no test passed" if grade.judged else ": the tests have no result that is believed"
     return heading, grade.detail
 
 
@@ -294,29 +348,68 @@ def _stages(trajectory: Trajectory) -> dict[str, float]:
     }  # fmt: skip
 
 
+def _explained(kinds: str) -> str:
+    """Return the kinds of flags of a submission as a sentence."""
+    names = [kind.removeprefix("suspicious: ") for kind in kinds.split(", ") if kind]
+    return "; ".join(_FLAGS.get(name, name.replace("_", " ")) for name in names)
+
+
+def _doubt(trajectory: Trajectory) -> str:
+    """Return the kind of doubt about a rollout's grade, or ""; as in the index."""
+    grade = trajectory.grade
+    if grade is None or trajectory.failure is not None:
+        return ""
+    is_suspicious = any(flag.kind.startswith("suspicious: ") for flag in grade.flags)
+    kinds = {Verdict.TAMPERED: "tampered", Verdict.UNCONFIRMED: "not confirmed"}
+    return kinds.get(grade.verdict, "suspicious pass" if grade.verdict is Verdict.RESOLVED and is_suspicious else "")
+
+
+def _by_level(tasks: Sequence[TaskRow]) -> dict[str, list[TaskRow]]:
+    return {level: [task for task in tasks if task.level == level] for level in LEVELS}
+
+
+def _left(totals: Totals, expected: int) -> float | None:
+    """Return the estimated seconds until a run has its expected number of rollouts; None if it has them or is still."""
+    if not totals.first or not totals.last or not 0 < totals.rollouts < expected:
+        return None
+    first, last = (datetime.fromisoformat(text) for text in (totals.first, totals.last))
+    if time.time() - last.timestamp() > _STILL:
+        return None
+    return (last - first).total_seconds() / totals.rollouts * (expected - totals.rollouts)
+
+
+def _paired(counts: Sequence[list[tuple[str, int, float | None]]]) -> list[tuple[str, int, int]]:
+    """Return the values of two lists of counts with both counts, most frequent first."""
+    first, second = ({value: count for value, count, _ in rows} for rows in counts)
+    pairs = [(value, first.get(value, 0), second.get(value, 0)) for value in first | second]
+    return sorted(pairs, key=lambda pair: -pair[1] - pair[2])
+
+
 def _statement(trajectory: Trajectory) -> str:
     """Return the task as the agent read it: the user's messages before the first response."""
     first = next((turn.message for turn in trajectory.turns), len(trajectory.messages))
     return "\n\n".join(message.content for message in trajectory.messages[:first] if message.role == "user")
 
 
-def _changes(
-    first: Mapping[str, TaskRow], second: Mapping[str, TaskRow]
-) -> list[tuple[str, TaskRow | None, TaskRow | None]]:
-    """Return the tasks whose mean rewards differ between two runs: of both first, what became worse first."""
+class Change(NamedTuple):
+    """A task whose mean reward differs between two runs; ``change`` is None if one of them has none."""
 
-    def change(instance_id: str) -> float:
-        rows = first.get(instance_id), second.get(instance_id)
-        before, after = ((row.reward or 0.0) if row else 0.0 for row in rows)
-        return after - before
+    instance_id: str
+    first: TaskRow | None
+    second: TaskRow | None
+    change: float | None
 
-    differing = [
-        name for name in first.keys() | second.keys()
-        if (a.reward if (a := first.get(name)) else None) != (b.reward if (b := second.get(name)) else None)
-    ]  # fmt: skip
-    shared = first.keys() & second.keys()
-    ordered = sorted(differing, key=lambda name: (name not in shared, change(name), name))
-    return [(name, first.get(name), second.get(name)) for name in ordered]
+
+def _changes(first: Mapping[str, TaskRow], second: Mapping[str, TaskRow]) -> list[Change]:
+    """Return the tasks whose mean rewards differ between two runs: the largest loss first, then gains."""
+    changes = []
+    for name in first.keys() | second.keys():
+        rows = first.get(name), second.get(name)
+        before, after = (row.reward if row else None for row in rows)
+        if before != after:
+            change = None if before is None or after is None else after - before
+            changes.append(Change(name, *rows, change))
+    return sorted(changes, key=lambda row: (row.change is None, row.change or 0.0, row.instance_id))
 
 
 # --- formats of values -----------------------------------------------------------------------------------------------
@@ -328,11 +421,13 @@ def _shown(value: object) -> object:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration for reading: ``12 ms``, ``3.4 s``, ``5 min``, ``2.1 h``."""
-    if seconds < 1:
+    """Return a duration for reading: ``12 ms``, ``3.4 s``, ``5.0 min``, ``40 min``, ``2.1 h``."""
+    if seconds < 0.9995:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 100:
         return f"{seconds:.1f} s"
+    if seconds < 600:
+        return f"{seconds / 60:.1f} min"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 

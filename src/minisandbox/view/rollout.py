@@ -155,6 +155,11 @@ def _decoded(ids: list[int], tokenizer: PreTrainedTokenizerBase | None) -> str:
     return "".join(f"{token} " for token in ids) if tokenizer is None else str(tokenizer.decode(ids))
 
 
+def failure_lines(log: str) -> list[str]:
+    """Return pytest's summary of failures in a log: the lines that begin with FAILED or ERROR, at most five."""
+    return [line for line in log.splitlines() if line.startswith(("FAILED ", "ERROR "))][:5]
+
+
 def tests_by_outcome(trajectory: Trajectory) -> list[tuple[str, list[str]]]:
     """Return the named tests of a grade by outcome, passed ones last."""
     groups: dict[str, list[str]] = {}

@@ -161,7 +161,12 @@ def application(site: Site, token: str, host: str, is_ending: Callable[[], bool]
         Route("/machine", page(lambda _: pages.machine())),
         Route("/compare", page(lambda r: pages.compare(r.query_params.get("a", ""), r.query_params.get("b", "")))),
         Route("/runs/{key}", page(lambda r: pages.run(r.path_params["key"], Filter.of(r.query_params)))),
-        Route("/runs/{key}/tasks", page(lambda r: pages.tasks(r.path_params["key"], Filter.of(r.query_params)))),
+        Route(
+            "/runs/{key}/tasks",
+            page(
+                lambda r: pages.tasks(r.path_params["key"], Filter.of(r.query_params), r.query_params.get("level", ""))
+            ),
+        ),
         Route("/runs/{key}/tasks/{id:path}", page(lambda r: pages.task(r.path_params["key"], r.path_params["id"]))),
         Route(f"/runs/{{key}}/rollouts/{rollout}", page(lambda r: pages.rollout(*name(r)))),
         Route(

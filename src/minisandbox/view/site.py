@@ -53,6 +53,12 @@ class Run:
         config = document.get("config") if isinstance(document, dict) else None
         return config if isinstance(config, dict) else {}
 
+    @property
+    def expected(self) -> int:
+        """The number of rollouts that the run is to have; 0 if it is unknown."""
+        number = self.config.get("rollouts")
+        return number if isinstance(number, int) else 0
+
     def state(self) -> tuple[int, ...]:
         """Return numbers that differ after every change of the database, without opening it."""
         files = [self.path / name for name in (NAME, f"{NAME}-wal")]
