@@ -233,8 +233,15 @@ fuzz-parsers: $(FUZZ_VENV)/.made
 
 # The browser is Debian's package chromium; Playwright downloads none.
 VIEW_VENV ?= .venv-view-$(shell id -u)
-test-view: $(VIEW_VENV)/.made
-	"$(VIEW_VENV)/bin/python" -m pytest $(LONG) $(PYTEST_ARGS) tests/browser
+AXE_VERSION := 4.14.1
+AXE := $(VIEW_VENV)/axe-core-$(AXE_VERSION)/package/axe.min.js
+test-view: $(AXE)
+	MINISANDBOX_AXE="$(AXE)" "$(VIEW_VENV)/bin/python" -m pytest $(LONG) $(PYTEST_ARGS) tests/browser
+
+$(AXE): $(VIEW_VENV)/.made
+	@mkdir -p "$(@D)"
+	@cd "$(@D)/.." && npm pack --silent axe-core@$(AXE_VERSION) >/dev/null && tar -xzf axe-core-$(AXE_VERSION).tgz package/axe.min.js
+	@touch "$@"
 
 $(VIEW_VENV)/.made: pyproject.toml
 	@python3 -m venv --clear "$(VIEW_VENV)"

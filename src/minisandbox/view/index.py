@@ -273,8 +273,8 @@ class RunIndex(RolloutDatabase):
         self._copied = version
 
     def _prepare(self, readonly: bool) -> None:
+        self._database.execute("PRAGMA temp_store = MEMORY")  # first: a change deletes all temporary views
         super()._prepare(readonly)
-        self._database.execute("PRAGMA temp_store = MEMORY")
         self._database.create_function("repository", 1, repository_of, deterministic=True)
 
 
