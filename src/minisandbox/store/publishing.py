@@ -105,9 +105,9 @@ class Publication:
         return layer, record
 
     def _list_files(self, restore_modes: ExitStack) -> list[Entry]:
-        made = self.output
-        entries = list(scan(self._tree, restore_modes, Allowance(made.patience), made.digests, made.plain))
-        if made.expected and list_digest(entries) != made.expected:
+        output = self.output
+        entries = list(scan(self._tree, restore_modes, Allowance(output.patience), output.digests, output.plain))
+        if output.expected and list_digest(entries) != output.expected:
             raise StoreError("the files of a layer are not those of its list", reason="its content was changed")
         self._linked = {entry.same for entry in entries if entry.same}
         return entries
