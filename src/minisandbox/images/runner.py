@@ -204,10 +204,10 @@ def run_step(context: StepContext, run: SandboxRun) -> Made:
         SandboxCreationError: the sandbox could not be created.
     """
     with _network_access(context, run) as (access, served):
-        made = _run_in_sandbox(context, run, access)
+        output = _run_in_sandbox(context, run, access)
     if served is None:
-        return made
-    return replace(made, facts={**made.facts, PACKAGES: packages_fact(served.packages.values())})
+        return output
+    return replace(output, facts={**output.facts, PACKAGES: packages_fact(served.packages.values())})
 
 
 @contextmanager
