@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.unit.tiny_model import save_tiny_model, tiny_model, tiny_tokenizer, torch
-from tests.unit.toy_setting import toy_config
+from tests.unit.toy_setting import ToySetting, toy_config
 
 from minisandbox.cli.main import main
 from minisandbox.errors import InvalidValue, TrainingError
@@ -89,11 +89,13 @@ def test_training_starts_nothing_that_cannot_fit(
     rows = tmp_path / "rows.jsonl"
     rows.write_text("")
     monkeypatch.setattr("minisandbox.train.plan.plan_of", lambda *_: plan_of(load(SftConfig, "sft-qwen2.5-coder-3b")))
-    monkeypatch.setattr("minisandbox.train.plan.this_device", lambda _: DEVICES["L40S"])
+    monkeypatch.setattr("minisandbox.train.plan.free_memory", lambda _: ("it", 12 * GIB))
     words = ["--set", f"model={model}", "--set", f"data=[{rows}]", "-o", str(tmp_path / "out")]
-    monkeypatch.setattr(
-        "minisandbox.train.plan.check_states", lambda plan, memory, _: check_states(plan, memory // 4, "it")
-    )
     assert main(["train", "sft", "sft-tiny", *words]) == TrainingError.exit_code
     assert "and it has 12.0 GiB" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    from minisandbox.train.rl import train_rl  # noqa: PLC0415 - loads the training stack
+
+    with pytest.raises(TrainingError, match=r"and it has 12\.0 GiB"):  # without the command, too
+        train_rl(toy_config(model, tmp_path / "out"), ToySetting())
     assert not (tmp_path / "out").exists()

@@ -21,7 +21,7 @@ from tests.unit.two_processes import run_in_two_processes
 from minisandbox.errors import DiskFull, InvalidValue, SandboxCreationError, TokenMismatch, TrainingError
 from minisandbox.models import Model, OpenAIModel, TokenRow, client
 from minisandbox.models.engine import EngineServer
-from minisandbox.train.config import Evaluation, Groups, Optimizer, RlConfig
+from minisandbox.train.config import Checkpoints, Evaluation, Groups, Optimizer, RlConfig
 from minisandbox.train.groups import Result, Rollouts, Wanted
 from minisandbox.train.options import store
 
@@ -340,13 +340,39 @@ def test_a_run_without_any_reward_stops_and_goes_on(config: RlConfig) -> None:
 
 
 def test_evaluation_before_during_and_after(config: RlConfig) -> None:
-    from minisandbox.train.evaluation import draw_curve  # noqa: PLC0415 - for this test alone
+    """The held-out tasks are best solved after two steps; that policy is kept."""
+    from minisandbox.train.evaluation import draw_curve, draw_tasks  # noqa: PLC0415 - for this test alone
 
-    config = replace(config, evaluation=Evaluation(every=2, attempts=3))
-    result = train_rl(config, ToySetting(held_out=("one", "two")))
+    evaluations = Rewards([1, 0, 0, 0, 0, 0], [1, 1, 0, 1, 0, 0], [1, 0, 0, 1, 0, 0])
+    config = replace(config, evaluation=Evaluation(every=2, attempts=3), checkpoints=Checkpoints(every=2, keep=0))
+    told: list[str] = []
+    result = train_rl(config, ToySetting(held_out=("one", "two"), rule=evaluations), tell=told.append)
     assert [(one.step, one.rollouts, one.failed) for one in result.scores] == [(0, 6, 0), (2, 6, 0), (4, 6, 0)]
-    draw_curve({"toy": result.scores}, Path(config.out) / "curve.png")
-    assert (Path(config.out) / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert result.scores[1].tasks == {"one": pytest.approx(2 / 3), "two": pytest.approx(1 / 3)}
+    assert result.scores[1].pass_at == {"1": pytest.approx(0.5), "2": pytest.approx((1 + 2 / 3) / 2)}
+    out = Path(config.out)
+    assert equal(out / "best", out / "checkpoints" / "checkpoint-2")
+    assert not equal(out / "best", out / "model")
+    assert "step 2: 50.0% of 6 held-out rollouts resolved, pass@2 83.3%" in told
+    line = r"step 1 of 4: loss .*, reward .*, entropy .*; rollouts .* s \(mean .*tests .*\), update"
+    assert re.search(line, "".join(told))
+    draw_curve({"toy": result.scores}, out / "curve.png")
+    draw_tasks(result.scores, out / "tasks.png")
+    assert all((out / name).read_bytes().startswith(b"\x89PNG") for name in ("curve.png", "tasks.png"))
+
+
+class Rewards:
+    """Prescribes the rewards of each evaluation, by task and attempt; training rollouts have those of their texts."""
+
+    def __init__(self, *evaluations: list[int]) -> None:
+        self.rewards = [float(reward) for rewards in evaluations for reward in rewards]
+        self.count = 0
+
+    def __call__(self, wanted: Wanted, text: str) -> float:
+        if wanted.task not in ("one", "two"):
+            return few_letters(wanted, text)
+        evaluation, self.count = self.count // 6, self.count + 1
+        return self.rewards[6 * evaluation + 3 * (wanted.task == "two") + wanted.attempt]
 
 
 def test_it_learns(config: RlConfig) -> None:

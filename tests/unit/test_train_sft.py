@@ -187,7 +187,7 @@ def test_a_resumed_run_has_the_same_dropout(config: SftConfig, option: str, tmp_
 
 
 def test_packed_rows_do_not_see_each_other(config: SftConfig, tmp_path: Path) -> None:
-    rows = SftData.load(replace(config, held_out_share=0.0)).train[:3]
+    rows = list(SftData.load(replace(config, held_out_share=0.0)).train)[:3]
     assert same(gradient(config, rows, tmp_path / "apart"), gradient(config, rows, tmp_path / "packed", packing=True))
 
 
@@ -203,6 +203,38 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(config: SftConfig
     assert result.last_loss == pytest.approx(whole.last_loss, abs=1e-6)
     steps = [line["step"] for line in TrainingRun(Path(part.out), part).lines() if "loss" in line]
     assert steps == list(range(1, 11))
+
+
+TERMINATED = """
+import os, signal, sys
+from minisandbox.cli import main, train
+from minisandbox.train.sft import FineTuning
+
+rows_of, train._EXIT_SECONDS = FineTuning.rows_of, 600.0
+
+
+def terminated(tuning, number):
+    if number == 3:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return rows_of(tuning, number)
+
+
+FineTuning.rows_of = terminated
+sys.exit(main.main(["train", "sft", sys.argv[1]]))
+"""
+
+
+@pytest.mark.slow
+def test_after_sigterm_the_run_resumes_from_its_last_step(config: SftConfig, tmp_path: Path) -> None:
+    from minisandbox.train.options import to_yaml  # noqa: PLC0415 - for this test alone
+
+    (tmp_path / "experiment.yaml").write_text(to_yaml(config))
+    command = [sys.executable, "-c", TERMINATED, str(tmp_path / "experiment.yaml")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert ended.returncode == 143, ended.stderr
+    assert "resumes from the checkpoint of step 3" in ended.stderr
+    whole = train_sft(replace(config, out=str(tmp_path / "whole")))
+    assert train_sft(config).last_loss == pytest.approx(whole.last_loss, abs=1e-5)
 
 
 def test_a_run_that_is_done_is_not_trained_on(config: SftConfig) -> None:

@@ -93,7 +93,6 @@ def run_sft(args: argparse.Namespace) -> int:
     from minisandbox.train.sft import train_sft  # noqa: PLC0415 - slow to import
 
     with _prompt_exit(args, config.out), Progress() as progress:
-        _prepare(config, progress)
         result = train_sft(config, tell=progress.note)
     leave_process_group()
     if not is_first():  # only rank 0 reports the result
@@ -113,7 +112,7 @@ def run_rl(args: argparse.Namespace) -> int:
     if args.print_config:
         put(to_yaml(config), end="")
         return exits.OK
-    from minisandbox.train.evaluation import draw_curve  # noqa: PLC0415 - slow to import
+    from minisandbox.train.evaluation import draw_curve, draw_tasks  # noqa: PLC0415 - slow to import
     from minisandbox.train.rl import train_rl  # noqa: PLC0415 - slow to import
     from minisandbox.train.running import (  # noqa: PLC0415 - slow to import
         is_first,
@@ -124,7 +123,6 @@ def run_rl(args: argparse.Namespace) -> int:
 
     require_training(curve=bool(config.evaluation.tasks), vllm=config.engine == "vllm")
     with _prompt_exit(args, config.out), Progress() as progress:
-        _prepare(config, progress)
         tasks, held_out = (_tasks(names, args) for names in (config.tasks, config.evaluation.tasks))
         if common_ids := sorted(set(tasks) & set(held_out)):
             hint = "divide the tasks: minisandbox tasks filter"
@@ -136,6 +134,7 @@ def run_rl(args: argparse.Namespace) -> int:
         return exits.OK
     if result.scores:
         draw_curve({Path(config.out).name: result.scores}, Path(config.out) / "curve.png")
+        draw_tasks(result.scores, Path(config.out) / "tasks.png")
     if args.json:
         print_json(result)
         return exits.OK
@@ -149,7 +148,13 @@ def run_rl(args: argparse.Namespace) -> int:
 
 def run_plan(args: argparse.Namespace) -> int:
     """Print the memory and the time of a step; fail if it does not fit."""
-    from minisandbox.train.plan import DEVICES, check_states, plan_of, this_device  # noqa: PLC0415 - slow to import
+    from minisandbox.train.plan import (  # noqa: PLC0415 - slow to import
+        DEVICES,
+        check_states,
+        longest_allowed,
+        plan_of,
+        this_device,
+    )
 
     require_positive(args, "gpus", "tokens")
     config = _either_config(args)
@@ -157,9 +162,7 @@ def run_plan(args: argparse.Namespace) -> int:
         raise InvalidValue(f"--gpu {args.gpu} is unknown", hint=f"give one of {', '.join(DEVICES)}")
     device = DEVICES[args.gpu] if args.gpu else this_device(config)
     plan = plan_of(config, args.gpus)
-    is_rl = isinstance(config, RlConfig)
-    longest = (config.policy.context or plan.context) if isinstance(config, RlConfig) else config.max_length
-    tokens = args.tokens or longest
+    tokens = args.tokens or longest_allowed(config, plan)
     rows = [(name, human_size(size)) for name, size in plan.states.items() if size]
     rows.append(
         (f"activations, {plan.rows} rows of {tokens:,} tokens", human_size(plan.memory(tokens) - plan.memory(0)))
@@ -173,7 +176,8 @@ def run_plan(args: argparse.Namespace) -> int:
         seconds = plan.sampling_seconds(device, tokens // 2, batch)
         rows.append((f"sampling half of each row, {batch} at once", human_seconds(seconds)))
     if args.json:
-        print_json({"kind": "rl" if is_rl else "sft", "tokens": tokens, "device": device, "plan": plan,
+        kind = "rl" if isinstance(config, RlConfig) else "sft"
+        print_json({"kind": kind, "tokens": tokens, "device": device, "plan": plan,
                     "peak": plan.memory(tokens), "longest_row": plan.longest_row(device.memory)})  # fmt: skip
     else:
         put(f"{plan.parameters / 1e9:.2f} billion parameters, {plan.trained / 1e9:.2f} trained; {args.gpus} GPUs")
@@ -189,23 +193,6 @@ def _either_config(args: argparse.Namespace) -> RlConfig | SftConfig:
         with contextlib.suppress(InvalidValue):
             return load(SftConfig, args.config, _settings(args))
         raise error
-
-
-def _prepare(config: RlConfig | SftConfig, progress: Progress) -> None:
-    """Set the number of threads; refuse weights that do not fit into memory, and warn if the longest row does not."""
-    from minisandbox.train.plan import check_states, plan_of, this_device  # noqa: PLC0415 - slow to import
-    from minisandbox.train.running import is_first, require_training, set_threads  # noqa: PLC0415 - slow to import
-
-    require_training()
-    set_threads(single=isinstance(config, RlConfig) and config.deterministic)
-    device, plan = this_device(config), plan_of(config, int(os.environ.get("WORLD_SIZE", "1")))
-    check_states(plan, device.memory, device.name)
-    longest = (config.policy.context or plan.context) if isinstance(config, RlConfig) else config.max_length
-    fitting = plan.longest_row(device.memory)
-    if fitting < longest and is_first():
-        progress.note(
-            f"warning: rows of more than {fitting:,} tokens will not fit into memory; {longest:,} are allowed"
-        )
 
 
 @contextlib.contextmanager

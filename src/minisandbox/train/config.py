@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from minisandbox.agents import FORMATS
 from minisandbox.errors import InvalidValue
 from minisandbox.grade import GradingOptions
-from minisandbox.train.options import option, positive, required, reward_or_none
+from minisandbox.train.options import Options, option, required
 from minisandbox.train.rows import BFLOAT16, Tolerance
 
 REPORTS = ("none", "mlflow", "tensorboard", "trackio", "wandb")
@@ -20,56 +21,50 @@ LOGITS_AT_ONCE = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Lora:
+class Lora(Options):
     """Options of LoRA, which trains small adapter matrices instead of all weights."""
 
-    rank: int = option(0, help="rank of the adapter matrices; 0: train all weights")
+    rank: int = option(0, least=0, help="rank of the adapter matrices; 0: train all weights")
     alpha: int = option(32, help="their scale, divided by the rank")
-    dropout: float = option(0.0, help="share of their inputs dropped during training")
+    dropout: float = option(0.0, least=0, help="share of their inputs dropped during training")
     modules: str = option("all-linear", help="layers with adapters, in peft's notation")
 
 
 @dataclass(frozen=True, slots=True)
-class Optimizer:
+class Optimizer(Options):
     """Options of AdamW and its learning rate schedule."""
 
     learning_rate: float = option(1e-4, help="the peak learning rate")
     schedule: str = option("cosine", help="the learning rate schedule", choices=SCHEDULES)
-    warmup_steps: int = option(5, help="steps over which the learning rate rises from 0")
-    weight_decay: float = option(0.01, help="AdamW's weight decay")
-    beta2: float = option(0.999, help="AdamW's decay rate of squared gradients")
+    warmup_steps: int = option(5, least=0, help="steps over which the learning rate rises from 0")
+    weight_decay: float = option(0.01, least=0, help="AdamW's weight decay")
+    beta2: float = option(0.999, least=0, help="AdamW's decay rate of squared gradients")
     max_grad_norm: float = option(1.0, help="gradients are clipped to this norm")
-
-    def __post_init__(self) -> None:
-        positive(learning_rate=self.learning_rate, max_grad_norm=self.max_grad_norm)
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoints:
+class Checkpoints(Options):
     """Options of checkpoints, from which an interrupted run resumes."""
 
     every: int = option(30, help="steps between two checkpoints")
-    keep: int = option(2, help="number of latest checkpoints to keep; 0: all")
-
-    def __post_init__(self) -> None:
-        positive(every=self.every)
-        if self.keep < 0:
-            raise InvalidValue(f"checkpoints.keep is {self.keep}", hint="give a number of checkpoints, or 0 for all")
+    keep: int = option(2, least=0, help="number of latest checkpoints to keep; 0: all")
 
 
 @dataclass(frozen=True, slots=True)
-class SftConfig:
+class SftConfig(Options):
     """Configuration of fine-tuning on token rows."""
 
     model: str = required("a model's directory, or its name on the Hugging Face hub")
     data: tuple[str, ...] = required("files or folders of rows, as written by `trajectories export --to tokens`")
     out: str = required("the run's directory")
     held_out: tuple[str, ...] = option((), help="files of rows to measure the loss on, not trained on")
-    held_out_share: float = option(0.0, help="without `held_out`: share of tasks whose rows are held out")
+    held_out_share: float = option(
+        0.0, least=0, most=0.99, help="without `held_out`: share of tasks whose rows are held out"
+    )
     max_length: int = option(32768, help="most tokens per row; longer rows are dropped and counted")
     packing: bool = option(False, help="pack several rows into one sequence, isolated from each other")
     epochs: float = option(2.0, help="passes over the rows")
-    max_steps: int = option(0, help="most steps; 0: no limit")
+    max_steps: int = option(0, least=0, help="most steps; 0: no limit")
     batch_size: int = option(1, help="sequences per batch and device")
     accumulation: int = option(1, help="batches per step")
     optimizer: Optimizer = Optimizer()
@@ -81,21 +76,16 @@ class SftConfig:
     evaluate_every: int = option(50, help="steps between two measurements of the held-out loss")
     log_every: int = option(1, help="steps between two log lines")
     report_to: str = option("none", help="an experiment tracker that gets the log too", choices=REPORTS)
-    seed: int = option(0, help="seed of the rows' order, the held-out tasks, and new weights")
+    seed: int = option(0, least=0, help="seed of the rows' order, the held-out tasks, and new weights")
 
     def __post_init__(self) -> None:
-        positive(
-            max_length=self.max_length, epochs=self.epochs, batch_size=self.batch_size, accumulation=self.accumulation,
-            evaluate_every=self.evaluate_every, log_every=self.log_every,
-        )  # fmt: skip
+        Options.__post_init__(self)
         if not self.data:
             raise InvalidValue("data is empty", hint="name a file of rows")
-        if not 0 <= self.held_out_share < 1:
-            raise InvalidValue(f"held_out_share is {self.held_out_share!r}", hint="give a number from 0 to below 1")
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(Options):
     """The agent of the rollouts, and its sampling options."""
 
     agent: str = option("bash", help="the agent, by name or as package.module:Class")
@@ -108,59 +98,41 @@ class Policy:
     seconds: float = option(300.0, help="seconds of the agent's loop; its changes so far are graded")
     deadline: float = option(1800.0, help="seconds after which an agent is stopped, whatever it waits for, and graded")
 
-    def __post_init__(self) -> None:
-        positive(steps=self.steps, max_tokens=self.max_tokens, temperature=self.temperature, seconds=self.seconds,
-                 deadline=self.deadline)  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True)
-class Groups:
+class Groups(Options):
     """Options of a step's rollouts, and of the replacement of failed rollouts and of groups with equal rewards."""
 
     tasks: int = option(16, help="tasks per step")
-    size: int = option(8, help="rollouts per task: a group, whose mean reward is the baseline")
-    redo: int = option(1, help="most repetitions of a rollout without a reward")
-    refill: int = option(1, help="most rounds in which groups without signal are replaced by other tasks")
-    unconfirmed_reward: float | None = option(None, help="reward of a submission whose pass could not be confirmed; "
-                                              "null: no reward, and the rollout is left out")  # fmt: skip
+    size: int = option(8, least=2, help="rollouts per task: a group, whose mean reward is the baseline")
+    redo: int = option(1, least=0, help="most repetitions of a rollout without a reward")
+    refill: int = option(1, least=0, help="most rounds in which groups without signal are replaced by other tasks")
+    unconfirmed_reward: float | None = option(None, least=0, most=1, help="reward of a submission whose pass could not "
+                                              "be confirmed; null: no reward, and the rollout is left out")  # fmt: skip
     scale: str = option("none", help="divisor of a reward's distance from its group's mean: none, or the group's "
                         "standard deviation", choices=("none", "group"))  # fmt: skip
 
-    def __post_init__(self) -> None:
-        positive(tasks=self.tasks)
-        if self.size < 2:
-            raise InvalidValue(f"groups.size is {self.size}", hint="give 2 or more: one rollout has no baseline")
-        if self.redo < 0 or self.refill < 0:
-            raise InvalidValue("groups.redo or groups.refill is negative", hint="give 0 or more")
-        reward_or_none("groups.unconfirmed_reward", self.unconfirmed_reward)
-
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class Evaluation(Options):
     """Options of the evaluation, which measures the resolve rate on held-out tasks."""
 
     tasks: tuple[str, ...] = option((), help="task sets; empty: no evaluation")
     every: int = option(20, help="steps between two evaluations, in addition to one before and one after training")
     attempts: int = option(1, help="rollouts per task")
-    temperature: float = option(0.0, help="sampling temperature; 0: the most likely token")
-
-    def __post_init__(self) -> None:
-        positive(every=self.every, attempts=self.attempts)
+    temperature: float = option(0.0, least=0, help="sampling temperature; 0: the most likely token")
 
 
 @dataclass(frozen=True, slots=True)
-class Clip:
+class Clip(Options):
     """The range of the ratio of new and old probability, from 1 - low to 1 + high."""
 
     low: float = option(0.2, help="distance of the lower bound from 1")
     high: float = option(0.2, help="distance of the upper bound from 1; DAPO has 0.28")
 
-    def __post_init__(self) -> None:
-        positive(low=self.low, high=self.high)
-
 
 @dataclass(frozen=True, slots=True)
-class Correction:
+class Correction(Options):
     """Options of the importance correction between trainer and sampler."""
 
     by: str = option("auto", help="whether a token or a whole row has a ratio of the trainer's to the sampler's "
@@ -170,25 +142,17 @@ class Correction:
                         choices=("truncate", "mask"))  # fmt: skip
     limit: float = option(2.0, help="largest ratio")
 
-    def __post_init__(self) -> None:
-        positive(limit=self.limit)
-
 
 @dataclass(frozen=True, slots=True)
-class Reference:
+class Reference(Options):
     """Options of the model from which `kl` measures the divergence: the initial model, or an older policy."""
 
-    every: int = option(0, help="steps between two updates of the reference; 0: it stays the initial model")
-    mix: float = option(1.0, help="the policy's share in an updated reference; 1: the policy replaces it")
-
-    def __post_init__(self) -> None:
-        positive(mix=self.mix)
-        if self.every < 0 or self.mix > 1:
-            raise InvalidValue("reference.every is negative or reference.mix above 1", hint="give 0 or more, at most 1")
+    every: int = option(0, least=0, help="steps between two updates of the reference; 0: it stays the initial model")
+    mix: float = option(1.0, most=1, help="the policy's share in an updated reference; 1: the policy replaces it")
 
 
 @dataclass(frozen=True, slots=True)
-class Vllm:
+class Vllm(Options):
     """Options of vLLM as the engine. TRL starts or finds vLLM, and sends it the weights before each step's rollouts."""
 
     mode: str = option("colocate", help="in this process on the same GPU, or as a separate server",
@@ -197,12 +161,9 @@ class Vllm:
     url: str = option("http://localhost:8000", help="server: address of `vllm serve`, without /v1")
     group_port: int = option(51216, help="server: port for the transfer of weights")
 
-    def __post_init__(self) -> None:
-        positive(memory=self.memory, group_port=self.group_port)
-
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
+class Agreement(Options):
     """Options of the comparison between trainer's and sampler's log-probabilities (docs/design/tokens.md)."""
 
     by: str = option("auto", help="each token within `tolerance`, or a step's statistics, for bfloat16; auto: by "
@@ -211,12 +172,9 @@ class Agreement:
     p99: float = option(BFLOAT16.p99, help="statistics: largest 99th percentile of these differences")
     row_kl: float = option(BFLOAT16.row_kl, help="statistics: largest KL divergence of a row, per token")
 
-    def __post_init__(self) -> None:
-        positive(mean=self.mean, p99=self.p99, row_kl=self.row_kl)
-
 
 @dataclass(frozen=True, slots=True)
-class RlConfig:
+class RlConfig(Options):
     """Configuration of on-policy reinforcement learning with rewards from hidden tests."""
 
     model: str = required("a model's directory, or its name on the Hugging Face hub")
@@ -230,29 +188,33 @@ class RlConfig:
                        "including groups without signal; dapo and cispo divide by the tokens with loss; the baseline "
                        "of rloo is the mean of a group's other rewards", choices=LOSSES)  # fmt: skip
     loss_length: int = option(4096, help="dr_grpo's divisor of the sum over a rollout's tokens")
-    kl: float = option(0.0, help="weight of the divergence from the initial model; 0: that model is not loaded")
+    kl: float = option(
+        0.0, least=0, help="weight of the divergence from the initial model; 0: that model is not loaded"
+    )
     reference: Reference = Reference()
-    entropy: float = option(0.0, help="weight of the reward for the policy's entropy")
+    entropy: float = option(0.0, least=-math.inf, help="weight of the reward for the policy's entropy")
     iterations: int = option(1, help="optimiser steps on each step's rollouts")
     clip: Clip = Clip()
     correction: Correction = Correction()
     overlong: str = option("train", help="rollouts whose agent was stopped by a limit: mask leaves their tokens out of "
                            "the loss; their rewards count in the group's mean", choices=("train", "mask"))  # fmt: skip
-    staleness: int = option(0, help="largest age of a row's policy, in steps; older rows are dropped and counted")
+    staleness: int = option(
+        0, least=0, help="largest age of a row's policy, in steps; older rows are dropped and counted"
+    )
     micro_batch: int = option(1, help="rows per batch and device")
     lora: Lora = Lora()
     precision: str = option("float32", help="precision of the computation", choices=("float32", "bfloat16"))
     gradient_checkpointing: bool = option(False, help="recompute activations instead of storing them")
     device: str = option("auto", help="cpu, or the device that accelerate finds", choices=("auto", "cpu"))
     workers: int = option(8, help="concurrent agents, each in a sandbox")
-    gradings: int = option(0, help="concurrent gradings; 0: one per CPU")
+    gradings: int = option(0, least=0, help="concurrent gradings; 0: one per CPU")
     rollout_deadline: float = option(7200.0, help="seconds for a whole rollout, including grading and the wait for "
                                      "it; a later one has no reward")  # fmt: skip
     engine: str = option("transformers", help="the engine that samples: the trainer's own module, or vLLM",
                          choices=("transformers", "vllm"))  # fmt: skip
     engine_batch: int = option(8, help="answers per batch of the transformers engine")
-    engine_cache: int = option(1 << 30, help="bytes of keys and values that the transformers engine caches between "
-                               "turns: 20,000 tokens of a 3B model take about 0.7 GB")  # fmt: skip
+    engine_cache: int = option(1 << 30, least=0, help="bytes of keys and values that the transformers engine caches "
+                               "between turns: 20,000 tokens of a 3B model take about 0.7 GB")  # fmt: skip
     vllm: Vllm = Vllm()
     grading: GradingOptions = GradingOptions()  # noqa: RUF009 - a frozen default can be shared
     reuse_grades: bool = option(False, help="grade equal submissions to a task once per run; correct only if its "
@@ -268,26 +230,16 @@ class RlConfig:
     evaluation: Evaluation = Evaluation()
     checkpoints: Checkpoints = Checkpoints()
     report_to: str = option("none", help="an experiment tracker that gets the log too", choices=REPORTS)
-    seed: int = option(0, help="seed of the tasks' order and, if deterministic, of all sampling")
+    seed: int = option(0, least=0, help="seed of the tasks' order and, if deterministic, of all sampling")
 
     def __post_init__(self) -> None:
-        positive(
-            steps=self.steps, loss_length=self.loss_length, micro_batch=self.micro_batch, workers=self.workers,
-            engine_batch=self.engine_batch, tolerance=self.tolerance, check_rows=self.check_rows,
-            iterations=self.iterations,
-        )  # fmt: skip
-        if self.engine_cache < 0:
-            raise InvalidValue(f"engine_cache is {self.engine_cache}", hint="give a number of bytes, or 0 for no cache")
-        if self.staleness < 0:
-            raise InvalidValue(f"staleness is {self.staleness}", hint="give a number of steps, or 0")
+        Options.__post_init__(self)
         if self.reference.every and (not self.kl or self.lora.rank):
             raise InvalidValue(
                 f"reference.every is {self.reference.every}",
                 reason="no reference model is loaded if kl is 0, and with LoRA it is the model without its adapters",
                 hint="set reference.every: 0",
             )
-        if self.gradings < 0:
-            raise InvalidValue(f"gradings is {self.gradings}", hint="give a number, or 0 for one per CPU")
         if self.rollout_deadline <= self.policy.deadline:
             raise InvalidValue(
                 f"rollout_deadline {self.rollout_deadline:g} is not above policy.deadline",

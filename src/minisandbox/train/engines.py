@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from minisandbox.errors import InvalidValue
-from minisandbox.models import Model, OpenAIModel
+from minisandbox.models import OpenAIModel
 from minisandbox.models.renderer import Renderer, end_ids
 from minisandbox.models.served import ServerPolicy
 from minisandbox.train.config import RlConfig, Vllm
@@ -22,96 +22,55 @@ if TYPE_CHECKING:
     from minisandbox.train.policy import PolicyLearner
 
 
-class PolicyEngine(Protocol):
-    """The interface of an engine that samples responses, but only within :meth:`drawing`."""
+class PolicyEngine:
+    """An engine that samples responses, but only within :meth:`drawing`.
 
-    @property
-    def model(self) -> Model:
-        """The model that agents use."""
-        ...
+    Args:
+        model: the model that agents use: an engine in this process, or a server's client.
+        module: the trainer's module, which also recomputes log-probabilities.
+        sync: sends the weights to vLLM; None if the engine samples with the trainer's module.
+    """
 
-    @property
-    def module(self) -> PreTrainedModel:
-        """The trainer's module, which also recomputes log-probabilities."""
-        ...
+    def __init__(
+        self, model: TransformersEngine | ServerPolicy, module: PreTrainedModel,
+        sync: Callable[[], object] | None = None,
+    ) -> None:  # fmt: skip
+        self.model, self.module, self._sync, self._synced = model, module, sync, -1
+        self._paused = contextlib.ExitStack()
+        self._pause()
 
-    def drawing(self, version: int) -> contextlib.AbstractContextManager[None]:
+    def _pause(self) -> None:
+        """Wait until all requests in this process have ended, cancelled ones too, and prevent further ones."""
+        if not isinstance(self.model, ServerPolicy):
+            self._paused.enter_context(self.model.paused())
+
+    @contextlib.contextmanager
+    def drawing(self, version: int) -> Iterator[None]:
         """Allow sampling with the current weights during a block, then restore the module's training mode.
 
         Args:
             version: the weights' version: the number of finished steps.
         """
-        ...
-
-    async def close(self) -> None:
-        """Close the engine; it cannot sample any more."""
-        ...
-
-
-class OwnEngine:
-    """An engine in this process.
-
-    Args:
-        engine: the engine. It is paused from now on, except within :meth:`drawing`.
-        sync: sends the weights to vLLM; None if the engine samples with the trainer's module.
-    """
-
-    def __init__(self, engine: TransformersEngine, sync: Callable[[], object] | None = None) -> None:
-        self.model, self.module, self._sync, self._synced = engine, engine.model, sync, -1
-        self._pause = engine.paused()  # prevent sampling during training
-        self._pause.__enter__()
-
-    @contextlib.contextmanager
-    def drawing(self, version: int) -> Iterator[None]:
-        """Allow sampling with the current weights during a block."""
         training = self.module.training
         if self._sync is not None and version != self._synced:
             self._sync()
             self._synced = version
-        self._pause.__exit__(None, None, None)  # resume, without the caches of earlier weights
-        self.model.version = version
+        self._paused.close()  # resume, without the caches of earlier weights
+        if not isinstance(self.model, ServerPolicy):
+            self.model.version = version
         try:
             yield
-        except BaseException:  # also SIGTERM: otherwise paused() would wait for requests without a caller
-            self.model.cancel()
+        except BaseException:  # also SIGTERM: otherwise _pause would wait for requests without a caller
+            if not isinstance(self.model, ServerPolicy):
+                self.model.cancel()
             raise
         finally:
-            self._pause = self.model.paused()
-            self._pause.__enter__()  # wait until all requests have ended, cancelled ones too
+            self._pause()
             self.module.train(training)
 
     async def close(self) -> None:
         """Close the engine; it cannot sample any more."""
-        self._pause.__exit__(None, None, None)
-        await self.model.close()
-
-
-class ServedEngine:
-    """A vLLM server, to which TRL sends the weights.
-
-    Args:
-        model: the server's client.
-        module: the trainer's module.
-        sync: sends the weights to the server.
-    """
-
-    def __init__(self, model: Model, module: PreTrainedModel, sync: Callable[[], object]) -> None:
-        self.model, self.module, self._sync, self._synced = model, module, sync, -1
-
-    @contextlib.contextmanager
-    def drawing(self, version: int) -> Iterator[None]:
-        """Allow sampling with the current weights during a block."""
-        training = self.module.training
-        if version != self._synced:
-            self._sync()
-            self._synced = version
-        try:
-            yield
-        finally:
-            self.module.train(training)
-
-    async def close(self) -> None:
-        """Close the client."""
+        self._paused.close()
         await self.model.close()
 
 
@@ -130,20 +89,20 @@ def open_engine(learner: PolicyLearner, config: RlConfig) -> PolicyEngine:
         engine = TransformersEngine(
             module, tokenizer, name=config.model, max_batch=batch, context=context, cache_bytes=cache_bytes
         )
-        return OwnEngine(engine)
+        return PolicyEngine(engine, module)
     generation = _open_vllm(learner, config)
     if config.vllm.mode == "server":
         client = OpenAIModel(module.name_or_path, f"{config.vllm.url.rstrip('/')}/v1", tokens="yes")
         renderer = Renderer(tokenizer, end_ids(module.generation_config.eos_token_id))
         policy = ServerPolicy(client, renderer, alias=True, context=context)
-        return ServedEngine(policy, module, generation.sync_weights)
+        return PolicyEngine(policy, module, generation.sync_weights)
     from minisandbox.models.engine.vllm import VllmDecoder  # noqa: PLC0415 - only vLLM in this process needs it
 
     inner = TransformersEngine(
         module, tokenizer, name=config.model, max_batch=config.workers, context=context,
         decoder=lambda ends: VllmDecoder(generation.llm.llm_engine, ends),
     )  # fmt: skip
-    return OwnEngine(inner, generation.sync_weights)
+    return PolicyEngine(inner, module, generation.sync_weights)
 
 
 def _open_vllm(learner: PolicyLearner, config: RlConfig) -> VLLMGeneration:
@@ -180,16 +139,11 @@ def in_precision(config: RlConfig) -> Iterator[None]:
     Args:
         config: the experiment's configuration.
     """
-    if config.vllm.mode != "colocate":
-        yield
-        return
     from trl.generation import vllm_generation  # noqa: PLC0415 - an optional package
 
-    llm = getattr(vllm_generation, "LLM", None)
-    if llm is None:  # vLLM is not installed, which TRL reports
-        yield
-        return
-    vllm_generation.LLM = partial(llm, dtype=config.precision)
+    llm = getattr(vllm_generation, "LLM", None)  # None without vLLM, which TRL reports
+    if config.vllm.mode == "colocate" and llm is not None:
+        vllm_generation.LLM = partial(llm, dtype=config.precision)
     try:
         yield
     finally:

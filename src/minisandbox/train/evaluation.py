@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 from minisandbox.train.config import Evaluation
 from minisandbox.train.groups import Gatherer
@@ -25,6 +27,8 @@ class Score:
         failed: number of rollouts without a reward even after repetition; the mean does not include them.
         task_error: the standard error of the mean reward, clustered by task, because a task's rollouts are correlated.
             None if there is only one task, and in runs of earlier versions.
+        pass_at: by k, the probability that one of k rollouts of a task is resolved; empty in runs of earlier versions.
+        tasks: each task's mean reward, likewise.
     """
 
     step: int
@@ -32,6 +36,8 @@ class Score:
     rollouts: int
     failed: int
     task_error: float | None = None
+    pass_at: Mapping[str, float] = field(default_factory=dict)
+    tasks: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def error(self) -> float:
@@ -71,8 +77,8 @@ class Evaluator:
         """Return whether a step still has to be evaluated."""
         return bool(self._tasks) and all(score.step != step for score in self.scores())
 
-    async def evaluate(self, step: int) -> None:
-        """Run the rollouts, repeat those without a reward, and store the score."""
+    async def evaluate(self, step: int) -> Score | None:
+        """Run the rollouts, repeat those without a reward, and return the score; None if no rollout has a reward."""
         attempts = self._options.attempts
         wanted = [self._gatherer.wanted(task, attempt) for task in self._tasks for attempt in range(attempts)]
         results = await self._gatherer.do(wanted)
@@ -82,12 +88,38 @@ class Evaluator:
         rewards = [(result.wanted.task, result.reward) for result in results if result.reward is not None]
         if not rewards:
             self._tell(f"step {step}: none of {len(results)} held-out rollouts has a reward")
-            return
-        mean = sum(reward for _, reward in rewards) / len(rewards)
-        score = Score(step, mean, len(rewards), len(results) - len(rewards), clustered_error(rewards))
-        self._run.append(asdict(score), file=_FILE)
+            return None
+        by_task: dict[str, list[float]] = {}
+        for task, reward in rewards:
+            by_task.setdefault(task, []).append(reward)
+        score = Score(
+            step, fmean(reward for _, reward in rewards), len(rewards), len(results) - len(rewards),
+            clustered_error(rewards), pass_at(by_task.values(), attempts),
+            {task: fmean(numbers) for task, numbers in by_task.items()},
+        )  # fmt: skip
         failures = f"; {score.failed} have no reward" if score.failed else ""
-        self._tell(f"step {step}: {score.reward:.1%} of {score.rollouts} held-out rollouts resolved{failures}")
+        several = "".join(f", pass@{k} {value:.1%}" for k, value in score.pass_at.items() if k != "1")
+        self._tell(f"step {step}: {score.reward:.1%} of {score.rollouts} held-out rollouts resolved{several}{failures}")
+        return score
+
+    def store(self, score: Score) -> None:
+        """Add a score to the run's."""
+        self._run.append(asdict(score), file=_FILE)
+
+
+def pass_at(groups: Iterable[Sequence[float]], attempts: int) -> dict[str, float]:
+    """Return pass@k by k = 1, 2, 4 and so on: the unbiased estimator of arXiv 2107.03374, averaged over tasks.
+
+    Args:
+        groups: the rewards of each task's rollouts; a reward of 1 is a pass. Tasks with fewer than k do not count.
+        attempts: number of rollouts per task, the largest k.
+    """
+    values: dict[str, float] = {}
+    for k in (1 << power for power in range(attempts.bit_length())):
+        counts = [(len(rewards), sum(reward >= 1 for reward in rewards)) for rewards in groups if len(rewards) >= k]
+        if counts:
+            values[str(k)] = fmean(1 - math.comb(total - passed, k) / math.comb(total, k) for total, passed in counts)
+    return values
 
 
 def clustered_error(rewards: Sequence[tuple[str, float]]) -> float | None:
@@ -116,9 +148,8 @@ def scores_of(run: TrainingRun) -> list[Score]:
 
 def score_from(line: Mapping[str, object]) -> Score:
     """Convert a line of ``scores.jsonl`` to a score."""
-    step, reward, rollouts, failed = (str(line[name]) for name in ("step", "reward", "rollouts", "failed"))
-    error = line.get("task_error")
-    return Score(int(step), float(reward), int(rollouts), int(failed), None if error is None else float(str(error)))
+    values: dict[str, Any] = {entry.name: line[entry.name] for entry in fields(Score) if entry.name in line}
+    return Score(**values)
 
 
 def draw_curve(curves: Mapping[str, Sequence[Score]], path: Path) -> None:
@@ -141,3 +172,29 @@ def draw_curve(curves: Mapping[str, Sequence[Score]], path: Path) -> None:
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=120)
+
+
+def draw_tasks(scores: Sequence[Score], path: Path) -> None:
+    """Plot each task's mean reward by step as a heat map, with the easiest tasks at the top.
+
+    Args:
+        scores: a run's scores.
+        path: the output file, ``.png`` or ``.svg``.
+    """
+    from matplotlib.figure import Figure  # noqa: PLC0415 - an optional package
+
+    tasks = sorted({task for score in scores for task in score.tasks}, key=lambda task: -_mean_of(task, scores))
+    figure = Figure(figsize=(7, 1.5 + 0.2 * len(tasks)), layout="constrained")
+    axes = figure.subplots()
+    image = axes.imshow(
+        [[score.tasks.get(task, math.nan) for score in scores] for task in tasks], vmin=0, vmax=1, aspect="auto"
+    )
+    axes.set_xticks(range(len(scores)), [str(score.step) for score in scores])
+    axes.set_yticks(range(len(tasks)), tasks, fontsize=6)
+    axes.set(xlabel="optimiser steps")
+    figure.colorbar(image, label="mean reward")
+    figure.savefig(path, dpi=120)
+
+
+def _mean_of(task: str, scores: Sequence[Score]) -> float:
+    return fmean(score.tasks[task] for score in scores if task in score.tasks)

@@ -306,15 +306,20 @@ class Learner(Generic[C]):
             run.checkpoint_written(step, self.config.checkpoints.keep)
         self.accelerator.wait_for_everyone()
 
-    def save_model(self, run: TrainingRun) -> None:
-        """Write the trained model with the optimiser's float32 weights and, with LoRA, also the adapter alone."""
+    def save_model(self, run: TrainingRun, name: str = "model") -> None:
+        """Write the trained model with the optimiser's float32 weights and, with LoRA, also the adapter alone.
+
+        Args:
+            run: the run's directory.
+            name: name of the model's directory in it.
+        """
         weights, model = self.full_weights(self.model), self.model
         if self.accelerator.is_main_process:
             if self.config.lora.rank:
                 model.save_pretrained(run.path / "adapter", state_dict=weights)
                 model = self._merged(run.path / "adapter")
                 weights = model.state_dict()
-            with run.new_model() as path:
+            with run.new_model(name) as path:
                 model.save_pretrained(path, state_dict=weights)
                 self.tokenizer.save_pretrained(path)
         self.accelerator.wait_for_everyone()

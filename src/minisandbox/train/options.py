@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -24,15 +25,25 @@ T = TypeVar("T")
 Values = dict[str, object]
 
 
-def option(default: T, *, help: str, choices: tuple[str, ...] = ()) -> T:  # noqa: A002 - named like the metadata key
+def option(
+    default: T,
+    *,
+    help: str,  # noqa: A002 - named like the metadata key
+    choices: tuple[str, ...] = (),
+    least: float | None = None,
+    most: float = math.inf,
+) -> T:
     """Return a dataclass field that defines an option.
 
     Args:
         default: the value if the option is omitted.
         help: a description for the documentation.
         choices: the allowed values; empty to allow any value.
+        least: the least allowed number; None to allow all numbers above 0.
+        most: the largest allowed number.
     """
-    return dataclasses.field(default=default, metadata={"help": help, "choices": choices})
+    metadata = {"help": help, "choices": choices, "least": least, "most": most}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def required(help: str) -> typing.Any:  # noqa: A002 - named like the metadata key
@@ -44,29 +55,27 @@ def required(help: str) -> typing.Any:  # noqa: A002 - named like the metadata k
     return dataclasses.field(metadata={"help": help})
 
 
-def positive(**values: float) -> None:
-    """Check that numbers are above 0.
+class Options:
+    """The base class of configurations, which checks their numbers and choices.
 
     Raises:
-        InvalidValue: a number is not above 0; the message names the option.
+        InvalidValue: a value is not allowed; the message names the option.
     """
-    for name, value in values.items():
-        if not value > 0:
-            raise InvalidValue(f"{name} is {value!r}", hint="give a number above 0")
 
+    __slots__ = ()
 
-def reward_or_none(name: str, value: float | None) -> None:
-    """Check an optional reward.
-
-    Args:
-        name: the option's name.
-        value: the option's value.
-
-    Raises:
-        InvalidValue: the value is neither None nor between 0 and 1.
-    """
-    if value is not None and not 0 <= value <= 1:
-        raise InvalidValue(f"{name} is {value!r}", hint="give null, or a number from 0 to 1")
+    def __post_init__(self) -> None:
+        for entry in dataclasses.fields(typing.cast("typing.Any", self)):
+            value, limits = getattr(self, entry.name), entry.metadata
+            choices, least, most, hint = limits.get("choices"), limits.get("least"), limits.get("most", math.inf), ""
+            if choices:
+                hint = "" if value in choices else f"give one of {', '.join(choices)}"
+            elif isinstance(value, int | float) and not isinstance(value, bool):
+                is_allowed = (value > 0 if least is None else value >= least) and value <= most
+                expected = "a number above 0" if least is None else f"{least:g} or more"
+                hint = "" if is_allowed else f"give {expected}{f', at most {most:g}' if most < math.inf else ''}"
+            if hint:
+                raise InvalidValue(f"{entry.name} is {value!r}", hint=hint)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -103,13 +112,9 @@ def load(kind: type[T], name: str, settings: Sequence[str] = ()) -> T:
             known key.
     """
     text, place = _text_of(name)
-    values = _parsed(text, place)
-    if values is None:
-        values = {}
+    values = _parsed(text, place) or {}
     if not isinstance(values, dict):
-        raise InvalidValue(
-            f"{place} is not a mapping", reason="a configuration maps keys to values", hint="write key: value"
-        )
+        raise InvalidValue(f"{place} is not a mapping", hint="write key: value")
     for setting in settings:
         _set(kind, values, setting)
     return from_mapping(kind, values, place=place)
@@ -146,9 +151,7 @@ def _parsed(text: str, what: str) -> object:
     try:
         value: object = yaml.load(text, Loader)  # noqa: S506 - derived from SafeLoader
     except yaml.YAMLError as error:
-        raise InvalidValue(
-            f"{what} is not valid YAML", reason=str(error), hint="correct the line named above"
-        ) from error
+        raise InvalidValue(f"{what} is not valid YAML", reason=str(error), hint="correct that line") from error
     return value
 
 
@@ -212,13 +215,10 @@ def _section(kind: type, values: Mapping[str, object], place: str, prefix: str =
             raise InvalidValue(f"{where} is missing", hint=f"give {option_field.metadata['help']}")
         else:
             read[name] = default_value
-        choices = option_field.metadata.get("choices")
-        if choices and read[name] not in choices:
-            raise InvalidValue(f"{where} is {read[name]!r}", hint=f"give one of {', '.join(choices)}")
     try:
         return kind(**read)
     except InvalidValue as error:  # raised by the dataclass's own check
-        raise error.about(place) from None
+        raise error.about(f"{place}: {prefix.removesuffix('.')}" if prefix else place) from None
 
 
 def _value(hint: object, value: object, what: str) -> object:

@@ -6,15 +6,17 @@ stores for the backward pass are added up. This works for every architecture and
 
 from __future__ import annotations
 
+import os
 import re
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minisandbox.errors import InvalidValue, TrainingError
 from minisandbox.train.config import LOGITS_AT_ONCE, RlConfig, SftConfig
+from minisandbox.train.running import is_first, lora_of, set_threads
 from minisandbox.types import human_size
 
 if TYPE_CHECKING:
@@ -227,8 +229,6 @@ def _count(config: SftConfig | RlConfig, shape: PretrainedConfig, rows: int, tok
     from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415 - an optional package
     from transformers import AutoModelForCausalLM  # noqa: PLC0415 - an optional package
 
-    from minisandbox.train.running import lora_of  # noqa: PLC0415 - imports this module
-
     dtype = torch.bfloat16 if config.precision == "bfloat16" else torch.float32
     storages: dict[int, torch.UntypedStorage] = {}
 
@@ -312,18 +312,49 @@ def check_states(plan: Plan, memory: int, name: str, tokens: int = 1) -> None:
     )
 
 
-def this_device(config: SftConfig | RlConfig) -> Device:
-    """Return the device on which this process would train, with its free memory and measured speed."""
+def prepare(config: SftConfig | RlConfig, tell: Callable[[str], object]) -> None:
+    """Set the number of threads; refuse weights that do not fit into memory, and warn if the longest row does not.
+
+    Args:
+        config: the configuration.
+        tell: called with the warning.
+
+    Raises:
+        TrainingError: weights, gradients and the optimiser's states do not fit into the device's memory.
+        InvalidValue: the model's shape is unknown.
+    """
+    set_threads(single=isinstance(config, RlConfig) and config.deterministic)
+    plan, (name, memory) = plan_of(config, int(os.environ.get("WORLD_SIZE", "1"))), free_memory(config)
+    check_states(plan, memory, name)
+    fitting, longest = plan.longest_row(memory), longest_allowed(config, plan)
+    if fitting < longest and is_first():
+        tell(f"warning: rows of more than {fitting:,} tokens will not fit into memory; {longest:,} are allowed")
+
+
+def longest_allowed(config: SftConfig | RlConfig, plan: Plan) -> int:
+    """Return the most tokens of a row that a configuration allows."""
+    return (config.policy.context or plan.context) if isinstance(config, RlConfig) else config.max_length
+
+
+def free_memory(config: SftConfig | RlConfig) -> tuple[str, int]:
+    """Return the name and the free memory of the device on which this process would train."""
     import torch  # noqa: PLC0415 - an optional package
 
     if config.device == "auto" and torch.cuda.is_available():
-        name, memory = torch.cuda.get_device_name(), torch.cuda.mem_get_info()[0]
-        known = next((device for key, device in DEVICES.items() if key in name), DEVICES["A100"])
-        return Device(name, memory, known.float32, known.bfloat16, known.bandwidth)
+        return torch.cuda.get_device_name(), torch.cuda.mem_get_info()[0]
     lines = Path("/proc/meminfo").read_text().splitlines()
     (available,) = (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    speed = _matrix_speed() / _USED
-    return Device("this machine's memory", available, speed, speed, 2e10, 0.0)
+    return "this machine's memory", available
+
+
+def this_device(config: SftConfig | RlConfig) -> Device:
+    """Return the device on which this process would train, with its free memory and its speed, measured on CPUs."""
+    name, memory = free_memory(config)
+    if name == "this machine's memory":
+        speed = _matrix_speed() / _USED
+        return Device(name, memory, speed, speed, 2e10, 0.0)
+    device = next((device for key, device in DEVICES.items() if key in name), DEVICES["A100"])
+    return replace(device, name=name, memory=memory)
 
 
 def _matrix_speed() -> float:

@@ -77,6 +77,18 @@ class RolloutProgress:
                 self.tell(text)
 
 
+def describe_step(stats: Mapping[str, float]) -> str:
+    """Return the results and times of a step in one line."""
+    results = ", ".join(f"{key} {stats[key]:.4g}" for key in ("loss", "reward", "entropy"))
+    parts = ", ".join(
+        f"{name} {stats[key]:.3g}" for name in ("queue", "model", "tests") if (key := f"{name}_seconds_mean") in stats
+    )
+    return (
+        f"{results}; rollouts {stats['rollouts_seconds']:.3g} s (mean of a rollout: {parts}), "
+        f"update {stats['update_seconds']:.3g} s"
+    )
+
+
 def warnings_of(stats: Mapping[str, float], first_entropy: float | None) -> list[str]:
     """Return warnings about a step.
 

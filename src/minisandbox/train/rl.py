@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from minisandbox.errors import InvalidValue, TokenMismatch
 from minisandbox.models import Model
@@ -20,11 +21,13 @@ from minisandbox.train.config import RlConfig
 from minisandbox.train.engines import check_engine, open_engine
 from minisandbox.train.evaluation import Evaluator, Score, scores_of
 from minisandbox.train.groups import Gatherer, Rollouts, tasks_of_step
-from minisandbox.train.progress import RolloutProgress, warnings_of
+from minisandbox.train.plan import prepare
+from minisandbox.train.progress import RolloutProgress, describe_step, warnings_of
 from minisandbox.train.rows import Gaps, Rounding, TrainingRow, check_tokens, choose
 from minisandbox.train.running import TrainingRun, require_training, step_of, translate_disk_full
 from minisandbox.train.sft import Tell
 
+T = TypeVar("T")
 MAY_CHANGE = frozenset(
     {
         "out",
@@ -103,13 +106,14 @@ def train_rl(
     Raises:
         MissingExtra: the extra ``train`` is not installed.
         InvalidValue: the model cannot be opened, or there are fewer tasks than one step needs.
-        TrainingError: no rollout of a step has a reward.
+        TrainingError: no rollout of a step has a reward, or the training does not fit into memory.
         TokenMismatch: the trainer's log-probabilities differ from the sampler's.
         RunError: the directory belongs to another experiment, or another process trains there.
         DiskFull: a checkpoint cannot be written.
     """
     require_training(vllm=config.engine == "vllm")
     check_engine(config)
+    prepare(config, tell)
     if len(environment.tasks) < config.groups.tasks:
         raise InvalidValue(
             f"a step needs {config.groups.tasks} tasks, and there are {len(environment.tasks)}",
@@ -201,7 +205,9 @@ class Loop:
                 rows, stats = self._shared(self._step(number) if self.is_main else None)
                 if not self.is_main:
                     self._reset(len(rows))
+                began = time.monotonic()
                 stats |= learner.update(rows, number, self._compare, self._check) | self._comparison()
+                stats["update_seconds"] = round(time.monotonic() - began, 3)
                 self._log(number + 1, stats)
                 learner.finished = number + 1
                 learner.save_if_due(self.run, first=first_step, last=config.steps)
@@ -212,16 +218,14 @@ class Loop:
         self._evaluate(max(first_step, config.steps))
         learner.save_model(self.run)
 
-    def _shared(
-        self, step: tuple[list[TrainingRow], dict[str, float]] | None
-    ) -> tuple[list[TrainingRow], dict[str, float]]:
-        """Return rank 0's rows and statistics in all processes."""
+    def _shared(self, value: T | None) -> T:
+        """Return rank 0's value in all processes."""
         from accelerate.utils import broadcast_object_list  # noqa: PLC0415 - an optional package
 
-        shared: list[tuple[list[TrainingRow], dict[str, float]] | None] = [step]
-        broadcast_object_list(shared)
-        assert shared[0] is not None
-        return shared[0]
+        values = [value]
+        broadcast_object_list(values)
+        assert values[0] is not None
+        return values[0]
 
     def _step(self, number: int) -> tuple[list[TrainingRow], dict[str, float]]:
         """Run the rollouts of a step; return its rows, checked and without stale ones, and its statistics."""
@@ -289,17 +293,23 @@ class Loop:
         self.learner.accelerator.log(dict(stats), step)
         if self.is_main:
             self.run.append({"step": step, **stats})
-            shown = ", ".join(f"{key} {stats[key]:.4g}" for key in ("loss", "reward", "entropy"))
-            self.tell(f"step {step} of {self.config.steps}: {shown}")
+            self.tell(f"step {step} of {self.config.steps}: {describe_step(stats)}")
             first = next((float(str(line["entropy"])) for line in self.run.lines() if line.get("entropy")), None)
             for text in warnings_of(stats, first):
                 self.tell(f"warning: {text}")
 
     def _evaluate(self, number: int) -> None:
-        """Evaluate on held-out tasks, unless this step has been evaluated already."""
+        """Evaluate on held-out tasks, unless this step has been evaluated already; keep the best policy so far."""
+        score, is_best = None, False
         if self.is_main and self._evaluator.is_due(number):
             with self.engine.drawing(number):
-                self._runner.run(self._evaluator.evaluate(number))
+                score = self._runner.run(self._evaluator.evaluate(number))
+            earlier = max((score.reward for score in self._evaluator.scores()), default=0.0)
+            is_best = score is not None and number > 0 and score.reward > earlier
+        if self._shared(is_best):
+            self.learner.save_model(self.run, "best")
+        if score is not None:
+            self._evaluator.store(score)
 
     def close(self) -> None:
         """Close the engine and the rollouts."""

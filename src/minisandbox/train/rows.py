@@ -8,11 +8,11 @@ import pickle
 import random
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, overload
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from minisandbox.errors import InvalidValue, TokenMismatch, TrainingError
 from minisandbox.models import TokenRow
@@ -177,36 +177,32 @@ def _row(body: Mapping[str, Any], place: str) -> TrainingRow:
     return row
 
 
-class StoredRows(Sequence[TrainingRow]):
-    """Rows in a temporary file; memory holds only their positions, lengths and tasks.
+class StoredRows:
+    """Rows in a temporary file; memory has only the index.
 
     Args:
         file: the file, which may also have other rows.
-
-    Attributes:
-        lengths: number of tokens of each row.
-        tasks: each row's task; the rollout's name if the task is unknown.
+        index: each row's position in the file, number of tokens, and task, or rollout if the task is unknown.
     """
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self._offsets = file, array("q")
-        self.lengths, self.tasks = array("i"), list[str]()
+    def __init__(self, file: BinaryIO, index: Iterable[tuple[int, int, str]] = ()) -> None:
+        self._file, self.index = file, list(index)
 
     def append(self, row: TrainingRow) -> None:
         """Store a row without its log-probabilities."""
-        self._offsets.append(self._file.seek(0, os.SEEK_END))
-        self.lengths.append(len(row.ids))
-        self.tasks.append(sys.intern(row.task or row.rollout))
+        self.index.append((self._file.seek(0, os.SEEK_END), len(row.ids), sys.intern(row.task or row.rollout)))
         pickle.dump(replace(row, logprobs=None), self._file, pickle.HIGHEST_PROTOCOL)
 
-    def select(self, indexes: Iterable[int]) -> StoredRows:
-        """Return some of the rows, which stay in the same file."""
-        selected = StoredRows(self._file)
-        for index in indexes:
-            selected._offsets.append(self._offsets[index])
-            selected.lengths.append(self.lengths[index])
-            selected.tasks.append(self.tasks[index])
-        return selected
+    @property
+    def tasks(self) -> list[str]:
+        """Each row's task."""
+        return [task for _, _, task in self.index]
+
+    def split(self, tasks: Container[str]) -> tuple[StoredRows, StoredRows]:
+        """Return the rows of other tasks, and the rows of these tasks."""
+        parts = ([entry for entry in self.index if (entry[2] in tasks) is chosen] for chosen in (False, True))
+        first, second = (StoredRows(self._file, part) for part in parts)
+        return first, second
 
     def close(self) -> None:
         """Close the file."""
@@ -214,17 +210,11 @@ class StoredRows(Sequence[TrainingRow]):
 
     def __len__(self) -> int:
         """Return the number of rows."""
-        return len(self._offsets)
+        return len(self.index)
 
-    @overload
-    def __getitem__(self, index: int) -> TrainingRow: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[TrainingRow]: ...
-    def __getitem__(self, index: int | slice) -> TrainingRow | list[TrainingRow]:
-        """Read a row, or several."""
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
-        self._file.seek(self._offsets[index])
+    def __getitem__(self, index: int) -> TrainingRow:
+        """Read a row."""
+        self._file.seek(self.index[index][0])
         row: TrainingRow = pickle.load(self._file)  # noqa: S301 - this process wrote the file, which has no name
         return row
 

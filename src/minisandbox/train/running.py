@@ -134,17 +134,17 @@ class TrainingRun:
         return [one for one in self._begun() if (one / _COMPLETE).exists()]
 
     @contextlib.contextmanager
-    def new_model(self) -> Iterator[Path]:
-        """Yield a directory for the trained model, which replaces an earlier trained model if the block succeeds."""
-        part = self.path / "model.part"
+    def new_model(self, name: str) -> Iterator[Path]:
+        """Yield a directory for a model, which replaces an earlier one of this name if the block succeeds."""
+        part = self.path / f"{name}.part"
         shutil.rmtree(part, ignore_errors=True)  # left by a killed process
         try:
             yield part
         except BaseException:  # free the disk space, after Ctrl-C too
             shutil.rmtree(part, ignore_errors=True)
             raise
-        shutil.rmtree(self.model, ignore_errors=True)
-        part.rename(self.model)
+        shutil.rmtree(self.path / name, ignore_errors=True)
+        part.rename(self.path / name)
 
     def append(self, line: Mapping[str, object], *, file: str = "log.jsonl") -> None:
         """Append a line to a log."""

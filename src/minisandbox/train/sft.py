@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from minisandbox.errors import TrainingError
 from minisandbox.train.config import SftConfig
+from minisandbox.train.plan import prepare
 from minisandbox.train.rows import StoredRows, TrainingRow, held_out, pack, read_rows
 from minisandbox.train.running import (
     TrainingRun,
@@ -105,10 +106,7 @@ class SftData:
                 reason = longer if counts[1] else "the files are empty"
                 raise TrainingError("there are no rows to train on", reason=reason)
         if not config.held_out:
-            chosen = held_out(rows.tasks, config.held_out_share, config.seed)
-            is_held = [task in chosen for task in rows.tasks]
-            others = rows.select(index for index, held in enumerate(is_held) if held)
-            rows = rows.select(index for index, held in enumerate(is_held) if not held)
+            rows, others = rows.split(held_out(rows.tasks, config.held_out_share, config.seed))
         return cls(rows, others, counts[1], *largest)
 
 
@@ -125,11 +123,12 @@ def train_sft(config: SftConfig, *, tell: Tell = lambda _: None) -> SftResult:
         MissingExtra: the extra ``train`` is not installed.
         InvalidValue: the model cannot be opened, or a file of rows is missing.
         TaskFileError: a file of rows cannot be read.
-        TrainingError: a row cannot be trained on.
+        TrainingError: a row cannot be trained on, or the training does not fit into memory.
         RunError: the directory belongs to another experiment, or another process trains there.
         DiskFull: a checkpoint cannot be written.
     """
     require_training()
+    prepare(config, tell)
     out = Path(config.out)
     with translate_disk_full(out):
         data = SftData.load(config)
@@ -189,13 +188,14 @@ class FineTuning:
 
     def _packed(self) -> list[list[int]]:
         """Divide the rows, in random order, into sequences of at most ``max_length`` tokens."""
-        sequences, room, lengths = list[list[int]](), 0, self._data.train.lengths
-        for index in self._shuffled(len(lengths), "packing"):
-            if lengths[index] > room:
+        sequences, room, rows = list[list[int]](), 0, self._data.train
+        for number in self._shuffled(len(rows), "packing"):
+            _, length, _ = rows.index[number]
+            if length > room:
                 sequences.append([])
                 room = self._config.max_length
-            sequences[-1].append(index)
-            room -= lengths[index]
+            sequences[-1].append(number)
+            room -= length
         return sequences
 
     def _shuffled(self, count: int, name: object) -> list[int]:
@@ -258,7 +258,8 @@ class FineTuning:
         learner.model.eval()
         with torch.no_grad():
             for start in range(0, len(rows), size):
-                for batch in learner.batches(rows[start : start + size], self._config.batch_size):
+                chunk = [rows[index] for index in range(start, min(start + size, len(rows)))]
+                for batch in learner.batches(chunk, self._config.batch_size):
                     logprobs, _ = learner.scorer(*batch.inputs)
                     sums += torch.stack([-logprobs.sum(), batch.tensors["mask"].sum()]).double().cpu()
         learner.model.train()

@@ -12,7 +12,7 @@ import yaml
 from minisandbox.agents import FORMATS
 from minisandbox.errors import InvalidValue, NotFound
 from minisandbox.grade import GradingOptions
-from minisandbox.train.options import option, positive, reward_or_none
+from minisandbox.train.options import Options, option
 
 SECTION = "minisandbox"
 """The name of the section in SkyRL's configuration."""
@@ -22,7 +22,7 @@ _ENTRY = "trainer.override_entrypoint"
 
 
 @dataclass(frozen=True, slots=True)
-class SandboxOptions:
+class SandboxOptions(Options):
     """The options of rollouts, except for sampling, which SkyRL's ``generator.sampling_params`` sets."""
 
     out: str = option("runs/skyrl", help="directory for the whole configuration, and for one run directory per step")
@@ -35,27 +35,18 @@ class SandboxOptions:
     deadline: float = option(900.0, help="seconds after which an agent is stopped, whatever it waits for, and graded")
     step_deadline: float = option(7200.0, help="seconds for all rollouts of a step; one that ends over a minute later "
                                   "has no reward")  # fmt: skip
-    unconfirmed_reward: float | None = option(None, help="reward of a submission whose pass could not be confirmed; "
-                                              "null: no reward, and the rollout is left out")  # fmt: skip
+    unconfirmed_reward: float | None = option(None, least=0, most=1, help="reward of a submission whose pass could not "
+                                              "be confirmed; null: no reward, and the rollout is left out")  # fmt: skip
     grading: GradingOptions = GradingOptions()  # noqa: RUF009 - the dataclass is frozen
     tries: int = option(3, help="most tries of a rollout, repeated after infrastructure errors")
     workers: int = option(128, help="concurrent agents, each in a sandbox; with a cluster, its nodes' offers count")
     cluster: str | None = option(None, help="auto: all nodes of SkyRL's Ray cluster that offer sandboxes run rollouts; "
                                  "null: the node of the training loop does")  # fmt: skip
-    builds: int = option(0, help="concurrent image builds; 0: one per CPU")
-    starts: int = option(0, help="concurrent creations of sandboxes; 0: two per CPU")
-    gradings: int = option(0, help="concurrent gradings; 0: one per CPU")
+    builds: int = option(0, least=0, help="concurrent image builds; 0: one per CPU")
+    starts: int = option(0, least=0, help="concurrent creations of sandboxes; 0: two per CPU")
+    gradings: int = option(0, least=0, help="concurrent gradings; 0: one per CPU")
     model_timeout: float = option(600.0, help="seconds per answer of the engines")
     repo_mirrors: str | None = option(None, help="directory of git repositories to take commits from first")
-
-    def __post_init__(self) -> None:
-        positive(
-            steps=self.steps, seconds=self.seconds, deadline=self.deadline, step_deadline=self.step_deadline,
-            tries=self.tries, workers=self.workers, model_timeout=self.model_timeout,
-        )  # fmt: skip
-        reward_or_none("unconfirmed_reward", self.unconfirmed_reward)
-        if min(self.builds, self.starts, self.gradings) < 0:
-            raise InvalidValue("builds, starts or gradings is negative", hint="give 0 or more")
 
 
 def packaged() -> tuple[str, ...]:
