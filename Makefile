@@ -70,7 +70,7 @@ help:
 	@echo "make lock         update requirements.lock, -dev.lock, -docs.lock and -full.lock from pyproject.toml; UPGRADE=1: to the newest versions"
 	@echo "make docs         build the documentation site in build/site, and check every link; two minutes"
 	@echo "make bench        the benchmarks of docs/benchmarks.md, without the next"
-	@echo "make bench-engines  compare with bubblewrap, podman, docker and the original's way; as root; 20 minutes; ENGINES='...' QUICK=1 PAGE=1"
+	@echo "make bench-engines  compare with bubblewrap, kern, sandlock, podman, docker and the original's way; as root; 20 minutes; ENGINES='...' QUICK=1 PAGE=1"
 	@echo "make bench-evaluate  validate and evaluate next to the bare host, and what confirming costs; as root; ROWS=FILE PINS=DIR MIRRORS=DIR"
 	@echo "make bench-images  compare 8 container images with podman's, then measure; as root; 30 minutes, 6 GB; IMAGES='compare --as root ...'"
 	@echo "make bench-languages  tasks of real commits in six languages: validate them, compare with podman; as root; an hour, 8 GB; LANGUAGES='go php ...'"
@@ -324,7 +324,7 @@ bench: $(VENV)/.dev
 		[ -e "$$script" ] || { echo "no benchmarks in this checkout"; exit 0; }; \
 		echo "== $$script"; "$(BIN)/python" "$$script"; done
 
-# ENGINES: some of minisandbox, bubblewrap, podman, docker, original. QUICK=1: 3 minutes. FRESH=1: anew. PAGE=1: write docs/benchmarks.md
+# ENGINES: some of minisandbox, bubblewrap, kern, sandlock, podman, docker, original. QUICK=1: 3 minutes. FRESH=1: anew. PAGE=1: write docs/benchmarks.md
 bench-engines: $(VENV)/.dev
 	@"$(BIN)/python" -m benchmarks.engines $(ENGINES) $(if $(QUICK),--quick) $(if $(FRESH),--fresh) $(if $(PAGE),--page)
 

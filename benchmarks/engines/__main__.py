@@ -27,7 +27,7 @@ from tools.pages import with_part
 
 ROOT = Path(__file__).parents[2]
 PAGE, PICTURE = ROOT / "docs" / "benchmarks.md", "assets/engines.svg"
-DEFAULT = ("minisandbox", "bubblewrap", "podman", "docker", "original")
+DEFAULT = ("minisandbox", "bubblewrap", "kern", "sandlock", "podman", "docker", "original")
 PROJECTS = ("flask", "marshmallow")  # of benchmarks/projects.json
 
 

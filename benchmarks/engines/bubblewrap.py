@@ -21,7 +21,7 @@ def bwrap(project: Project, *options: str) -> list[str]:
 class OneCommand(Engine):
     """A new sandbox for every command, over the read-only project: the least that bubblewrap can do."""
 
-    measures = frozenset(("creation", "exec"))
+    measures = frozenset(("creation", "exec", "at-once"))
 
     def open(self) -> str:
         """Find the program."""

@@ -13,6 +13,8 @@ ENGINES = {
     "minisandbox-user": ("minisandbox:AsUser", "MiniSandbox, user"),
     "bubblewrap-command": ("bubblewrap:OneCommand", "bubblewrap, one command"),
     "bubblewrap": ("bubblewrap:WithShell", "bubblewrap"),
+    "kern": ("packaged:Kern", "kern, one command"),
+    "sandlock": ("packaged:Sandlock", "sandlock, one command"),
     "podman": ("podman:Podman", "podman"),
     "docker": ("docker:Docker", "docker"),
     "original": ("original:Original", "original's way"),
