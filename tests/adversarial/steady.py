@@ -31,7 +31,7 @@ from minisandbox.host import registry  # noqa: E402
 from minisandbox.images.base import base_entries, write_base  # noqa: E402
 from minisandbox.launch.kernel import cgroups  # noqa: E402
 
-SUPERVISORS = ("minisandbox-launcher", "minisandbox-zygote", "minisandbox-setup")
+SUPERVISORS = ("minisandbox-launcher", "minisandbox-zygote", "minisandbox-template", "minisandbox-setup")
 WORK = (
     "echo work > /testbed/file; cat /testbed/file",
     "for i in 1 2 3 4 5; do :; done",

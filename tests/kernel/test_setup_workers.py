@@ -29,15 +29,15 @@ def status(pid: int) -> dict[str, str]:
     return {name: value.strip() for name, _, value in rows}
 
 
-def setup_workers(box: Sandbox) -> set[int]:
-    """The setup workers beside the zygote that is the parent of a sandbox's first process."""
+def setup_workers(box: Sandbox, name: str = "minisandbox-set") -> set[int]:
+    """The setup workers beside the zygote that is the parent of a sandbox's first process; or those of another name."""
     zygote = status(box.info().pid)["PPid"]
     found = set()
-    for name in filter(str.isdigit, os.listdir("/proc")):
+    for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
-            rows = status(int(name))
-            if rows["PPid"] == zygote and rows["Name"] == "minisandbox-set" and not rows["State"].startswith("Z"):
-                found.add(int(name))
+            rows = status(int(pid))
+            if rows["PPid"] == zygote and rows["Name"] == name and not rows["State"].startswith("Z"):
+                found.add(int(pid))
     return found
 
 
@@ -53,6 +53,18 @@ def test_setup_workers_that_are_killed_are_replaced(spec: ImageSpec) -> None:
             time.sleep(0.02)
         with Sandbox.create(spec) as other:
             assert other.exec("echo made").stdout == "made\n"
+        assert box.exec("echo alive").stdout == "alive\n"
+
+
+def test_a_template_that_is_killed_is_replaced(spec: ImageSpec) -> None:
+    with Sandbox.create(spec) as box:
+        (before,) = setup_workers(box, "minisandbox-tem")
+        os.kill(before, signal.SIGKILL)
+        until(lambda: before not in setup_workers(box, "minisandbox-tem"))
+        for _ in range(3):  # the first takes a spare
+            with Sandbox.create(spec) as other:
+                assert other.exec("echo made").stdout == "made\n"
+        assert setup_workers(box, "minisandbox-tem") - {before}
         assert box.exec("echo alive").stdout == "alive\n"
 
 

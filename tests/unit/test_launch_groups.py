@@ -20,6 +20,7 @@ def counters(tmp_path: Path) -> Path:
     """A directory with the counters that each group has."""
     for name in ("memory.events", "pids.events", "memory.oom_control"):
         (tmp_path / name).write_text("oom_kill 0\nmax 0\n", encoding="ascii")
+    (tmp_path / "cgroup.procs").touch()
     return tmp_path
 
 

@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import array
 import contextlib
-import fcntl
 import os
 import select
 import signal
 import socket
-import struct
 import time
 from typing import NoReturn
 
@@ -28,7 +26,7 @@ from .kernel import syscalls as sc
 from .kernel.identity import BECOME, Identity, drop_privileges, enter_new_namespace, failure
 from .watchdog import DiskWatchdog, Watchdog, end_all
 
-_CONTROL, _LIFELINE = 3, 4
+CONTROL, LIFELINE = 3, 4
 HOLD = "/sys/kernel"
 """Directory in the zygote's mount namespace where sealed trees are mounted; no sandbox needs the host's files there."""
 _NAMESPACES = sc.CLONE_NEWNS | sc.CLONE_NEWIPC | sc.CLONE_NEWUTS | sc.CLONE_NEWCGROUP
@@ -38,35 +36,32 @@ _MOST_AT_ONCE = 1000
 _LONGEST_WAIT = 3600.0
 _PATIENCE = 60.0
 """Seconds that the first worker of a spare waits for the sandbox to be requested; then it exits to save memory."""
-_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
 
 def main(
     identity: Identity,
-    setup_socket: socket.socket,
-    lifeline: int,
     network: str,
-    group: cgroups.Cgroup | None,
+    fds: cgroups.CgroupFds | None,
     *,
     fork_early: bool,
     pretend_owners: bool = False,
 ) -> None:
     """Turn a freshly forked child into pid 1 of a sandbox. Never returns.
 
+    Besides, the process has two descriptors: ``CONTROL``, a socket to the setup workers, which map the ids and finally
+    send the control socket, and ``LIFELINE``, a pipe that closes when the zygote dies.
+
     Args:
         identity: ids of the sandbox.
-        setup_socket: socket to the setup workers, which map the ids and finally send the control socket.
-        lifeline: pipe whose other end only the zygote holds; it closes when the zygote dies.
         network: ``off`` or ``host``.
-        group: control group to join, or None without control groups.
+        fds: open files of the control group to join, or None without one.
         fork_early: whether to fork the first worker before there is a request.
         pretend_owners: whether changes of file owners and ids do nothing but return success.
     """
     sc.overwrite_arguments("minisandbox-init")
-    _move_descriptors(setup_socket, lifeline)
-    partner = socket.socket(fileno=os.dup(_CONTROL))
+    partner = socket.socket(fileno=os.dup(CONTROL))
     try:
-        fds = _become(identity, partner, network, group, pretend_owners=pretend_owners)
+        _become(identity, partner, network, fds, pretend_owners=pretend_owners)
     except OSError as error:
         partner.send(failure(error))
         partner.recv(1)  # stay until a setup worker has read the error
@@ -84,37 +79,24 @@ def _become(
     identity: Identity,
     partner: socket.socket,
     network: str,
-    group: cgroups.Cgroup | None,
+    fds: cgroups.CgroupFds | None,
     *,
     pretend_owners: bool,
-) -> cgroups.CgroupFds | None:
+) -> None:
     """Create the namespaces and drop every privilege, before there is a plan.
-
-    Returns:
-        Open files of the control group, or None without one.
 
     Raises:
         OSError: the kernel refused.
     """
-    fds = None
-    if group:  # join first: the group becomes the root of the new cgroup namespace
-        fds = group.open()
-        group.join()
+    if fds:  # join first: the group becomes the root of the new cgroup namespace
+        fds.join()
     sc.unshare(_NAMESPACES | (sc.CLONE_NEWNET if network == "off" else 0))
     # unmount sealed trees, if any: this namespace's copies of their mounts would keep them alive after their release
     with contextlib.suppress(OSError):
         sc.umount(HOLD, sc.MNT_DETACH)
-    if network == "off":
-        _raise_loopback()
-    else:  # scope the abstract sockets of the host's namespace before a worker is forked
+    if network == "host":  # scope the abstract sockets of the host's namespace before a worker is forked
         sc.scope_abstract_sockets()
     proc = sc.new_filesystem("proc", sc.MOUNT_ATTR_NOEXEC)
-    if network == "off":
-        # Drop unanswered orphaned connections after 2 s instead of 100 s (tcp(7)), and open all ports to every user,
-        # as container engines do. Both fail if /proc/sys is read-only, as in some containers.
-        with contextlib.suppress(OSError):
-            sc.write_setting("sys/net/ipv4/tcp_orphan_retries", "1", proc)
-            sc.write_setting("sys/net/ipv4/ip_unprivileged_port_start", "0", proc)
     enter_new_namespace(identity, partner, proc)
     os.close(proc)
     drop_privileges(identity)
@@ -125,7 +107,6 @@ def _become(
         seccomp.pretend_owners()
     seccomp.install()
     seccomp.verify()
-    return fds
 
 
 StartMessage = tuple[dict[str, int], socket.SocketType, socket.SocketType, int]
@@ -142,28 +123,12 @@ def _await_start(partner: socket.socket) -> StartMessage:
     if not data:
         os._exit(0)
     control, job_listener, *upper = array.array("i", ancillary[0][2])
-    os.dup2(control, _CONTROL, inheritable=False)
+    os.dup2(control, CONTROL, inheritable=False)
     os.close(control)
     partner.close()
     settings = setup.unpack_settings(data)
-    control_socket, listener_socket = socket.SocketType(fileno=_CONTROL), socket.SocketType(fileno=job_listener)
+    control_socket, listener_socket = socket.SocketType(fileno=CONTROL), socket.SocketType(fileno=job_listener)
     return settings, control_socket, listener_socket, upper[0] if upper else -1
-
-
-def _move_descriptors(setup_socket: socket.socket, lifeline: int) -> None:
-    """Move the two sockets to fixed descriptors, /dev/null to the standard ones, and close all others."""
-    copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 100) for fd in (setup_socket.detach(), lifeline)]
-    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-    for number, descriptor in enumerate((null, null, null, *copies)):
-        os.dup2(descriptor, number, inheritable=number < _CONTROL)
-    sc.close_range(_LIFELINE + 1)
-
-
-def _raise_loopback() -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as udp_socket:
-        request = struct.pack("16sH14x", b"lo", 0)
-        (flags,) = struct.unpack_from("H", fcntl.ioctl(udp_socket, _SIOCGIFFLAGS, request), 16)
-        fcntl.ioctl(udp_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | _IFF_UP))
 
 
 class Init:
@@ -191,7 +156,7 @@ class Init:
         # the zygote's handler of SIGCHLD does nothing; the byte on the wakeup pipe wakes the loop
         signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
         self._poll = select.poll()
-        for descriptor in (self._notes, self._wakeup, _LIFELINE):
+        for descriptor in (self._notes, self._wakeup, LIFELINE):
             self._poll.register(descriptor, select.POLLIN)
 
     def begin(
@@ -225,10 +190,10 @@ class Init:
             self.fork_worker()
         while True:
             # wait for jobs only while no worker is idle; poll(2) reports a hang-up in any case
-            for descriptor in (_CONTROL, self._job_listener.fileno()):
+            for descriptor in (CONTROL, self._job_listener.fileno()):
                 self._poll.register(descriptor, 0 if self._idle_workers else select.POLLIN)
             events = dict(self._poll.poll(self._poll_timeout()))
-            if _LIFELINE in events or events.get(_CONTROL, 0) & (select.POLLHUP | select.POLLERR):
+            if LIFELINE in events or events.get(CONTROL, 0) & (select.POLLHUP | select.POLLERR):
                 self._end()
             for watchdog in self._watchdogs if self._workers - self._idle_workers else ():
                 watchdog.check(self._workers | {os.getpid()})
@@ -237,7 +202,7 @@ class Init:
                 self._reap()
             if self._notes in events:
                 self._take_notes(os.read(self._notes, 4096))
-            elif (events.get(_CONTROL, 0) | events.get(self._job_listener.fileno(), 0)) & select.POLLIN:
+            elif (events.get(CONTROL, 0) | events.get(self._job_listener.fileno(), 0)) & select.POLLIN:
                 self.fork_worker()
 
     def _end(self, status: int = 0) -> NoReturn:
@@ -337,7 +302,7 @@ class Init:
             return
         if pid == 0:
             try:
-                os.close(_LIFELINE)
+                os.close(LIFELINE)
                 if self._counters.fds:
                     self._counters.fds.close_quota()
                 if partner is not None:

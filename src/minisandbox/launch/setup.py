@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import array
 import contextlib
+import fcntl
 import gc
 import json
 import os
 import select
 import signal
 import socket
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -32,6 +34,7 @@ from .plan import Operation, Plan, unpack_operations
 
 PROXY_PORT = 3128
 _BACKLOG = 256
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 LIFETIME, MEMORY, DISK, EXPECTS_COMMANDS = "LIFETIME", "MEMORY", "DISK", "COMMANDS"
 _MOST_RIGHTS = 253
 """SCM_MAX_FD (include/net/scm.h)."""
@@ -183,7 +186,8 @@ class _Setup:
             try:
                 fds, proc = self._map(init_socket)
                 executor = mounts.Executor(self._idmap_fd(fds), proc=proc)
-                with self._inside(fds):
+                with self._inside(fds, network=True):
+                    self._begin_network(proc)
                     self._run(executor, unpack_operations(self.plan))
                 socket.send_fds(peer, [PREPARED], fds._replace(tree=executor.tree))
             except (OSError, ValueError) as error:
@@ -254,16 +258,30 @@ class _Setup:
     def _carry_out(self, plan: Plan, fds: _SandboxFds, executor: mounts.Executor, controller: socket.socket) -> None:
         """Execute the plan, including its preparations unless the sandbox is prepared already."""
         self._run(executor, plan.takes)
-        network = plan.network == "allow"
-        with self._inside(fds, network=network):
+        with self._inside(fds, network=plan.network != "host"):
             if fds.tree >= 0:
                 executor.enter_scratch()
             else:
+                if plan.network != "host":
+                    self._begin_network(executor.proc)
                 self._run(executor, plan.preparations)
             self._run(executor, plan.operations)
-            if network:
+            if plan.network == "allow":
                 self.step = "listen for the network proxy"
                 _hand_out_listener(controller)
+
+    def _begin_network(self, proc: int) -> None:
+        """Set up the network namespace that this process has entered; ``proc`` is the sandbox's proc file system."""
+        self.step = "raise the loopback interface"
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as udp_socket:
+            request = struct.pack("16sH14x", b"lo", 0)
+            (flags,) = struct.unpack_from("H", fcntl.ioctl(udp_socket, _SIOCGIFFLAGS, request), 16)
+            fcntl.ioctl(udp_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | _IFF_UP))
+        # Drop unanswered orphaned connections after 2 s instead of 100 s (tcp(7)), and open all ports to every user,
+        # as container engines do. Both fail if /proc/sys is read-only, as in some containers.
+        with contextlib.suppress(OSError):
+            sc.write_setting("sys/net/ipv4/tcp_orphan_retries", "1", proc)
+            sc.write_setting("sys/net/ipv4/ip_unprivileged_port_start", "0", proc)
 
     def _limit(self, group: cgroups.Cgroup, amounts: Amounts) -> bool:
         """Set the limits of the control group; return False if the group was removed with its sandbox."""

@@ -6,7 +6,8 @@ sandboxes (pid_namespaces(7)).
 
 A sandbox starts in five steps:
 
-1. The zygote forks a spare (:mod:`.init`), which joins a control group, creates namespaces, and requests its ids.
+1. The template (:mod:`.template`) forks a spare (:mod:`.init`). The spare is a child of the zygote. It joins a control
+   group, creates namespaces, and requests its ids.
 2. A setup worker (:mod:`.setup`) maps the ids, and mounts in the spare everything that does not depend on the image.
 3. Meanwhile the spare drops its privileges, installs the system-call filter, forks its first worker, and waits.
 4. On a request, the zygote sends the spare and the plan to a setup worker. The setup worker limits the control group,
@@ -29,11 +30,11 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
-from . import disk, init, setup
+from . import disk, init, setup, template
 from .kernel import cgroups, mounts, seccomp
 from .kernel import syscalls as sc
 from .kernel.identity import RANGE_SIZE, Identities, Identity, enter_outer_namespace, has_privileges, hold_namespace
@@ -174,7 +175,6 @@ class _Zygote:
         self._controller = controller
         self._identities = identities
         self._groups = groups
-        self._own_pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         self._lifeline, self._lifeline_write = os.pipe2(os.O_CLOEXEC)
         self._wakeup, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -187,6 +187,13 @@ class _Zygote:
         usr_overlay = usr_idmap or _can_layer("/usr")
         self._jobs, self._workers_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._workers: set[int] = set()
+        self._template: socket.socket | None = None
+        self._template_pid = 0
+        # before the forks, so that forked processes share as many pages as possible
+        gc.collect()
+        gc.freeze()
+        sc.trim_memory()
+        self._fork_template()
         self._fork_workers()
         self._sealed_count = 0
         self._spare_options = SpawnOptions(nproc=0 if groups else PROCESSES)
@@ -222,9 +229,6 @@ class _Zygote:
         poll = select.poll()
         for descriptor in (self._connection.fileno(), self._controller, self._wakeup):
             poll.register(descriptor, select.POLLIN)
-        gc.collect()
-        gc.freeze()
-        sc.trim_memory()
         while True:
             events = dict(poll.poll(self._poll_timeout()))
             if self._controller in events:
@@ -291,6 +295,9 @@ class _Zygote:
                 if pid in self._workers:
                     self._workers.remove(pid)
                     self._make_soon()
+                if pid == self._template_pid:
+                    self._template_pid = 0
+                    self._drop_template()
                 identity, group = self._live.pop(pid, (None, None))
                 if identity:
                     self._identities.give_back(identity)
@@ -410,11 +417,14 @@ class _Zygote:
         try:
             group = self._groups.make(cpu=options.limits_cpu) if self._groups else None
             with init_end:
-                arguments = (identity, init_end, self._lifeline, options.network, group)
-                pretend = options.pretend_owners
-                pid = self._fork_init(lambda: init.main(*arguments, fork_early=fork_early, pretend_owners=pretend))
-        except OSError:
+                pid = template.fork(
+                    self._template or self._fork_template(), init_end, identity, options.network, group,
+                    fork_early=fork_early, pretend_owners=options.pretend_owners,
+                )  # fmt: skip
+        except OSError as error:
             setup_end.close()
+            if isinstance(error, TimeoutError | BrokenPipeError | ConnectionResetError):
+                self._drop_template()
             self._identities.give_back(identity)
             if group:
                 group.remove()
@@ -433,20 +443,24 @@ class _Zygote:
                     os._exit(1)
             self._workers.add(pid)
 
-    def _fork_init(self, main: Callable[[], None]) -> int:
-        sc.unshare(sc.CLONE_NEWPID)
-        try:
-            pid = os.fork()
-            if pid == 0:
+    def _fork_template(self) -> socket.socket:
+        self._template, template_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with template_end:
+            self._template_pid = os.fork()
+            if self._template_pid == 0:
                 try:
-                    signal.set_wakeup_fd(-1)
-                    main()
+                    template.main(template_end.fileno(), self._lifeline)
                 finally:
-                    os._exit(70)
-            return pid
-        finally:
-            # return, or the next unshare(CLONE_NEWPID) fails with EINVAL (kernel/pid_namespace.c, copy_pid_ns)
-            sc.setns(self._own_pid_namespace, sc.CLONE_NEWPID)
+                    os._exit(1)
+        return self._template
+
+    def _drop_template(self) -> None:
+        """Kill a template that does not answer; the next sandbox's fork starts another."""
+        if self._template:
+            self._template.close()
+        if self._template_pid:
+            os.kill(self._template_pid, signal.SIGKILL)
+        self._template, self._template_pid = None, 0
 
 
 def _hand_out(control: socket.socket, pidfd: int) -> None:

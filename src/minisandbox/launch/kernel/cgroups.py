@@ -199,11 +199,6 @@ class Cgroup:
     version: int
     directories: dict[str, str]
 
-    def join(self) -> None:
-        """Move the calling process, and all processes that it forks later, into the group."""
-        for directory in set(self.directories.values()):
-            sc.write_setting(f"{directory}/cgroup.procs", "0")
-
     def can_limit(self, name: str) -> bool:
         """Return whether the group has a controller for a limit."""
         return {"processes": "pids"}.get(name, name) in self.directories
@@ -242,7 +237,9 @@ class Cgroup:
         """Open the files that the sandbox's pid 1 needs, because it cannot see the group's directories."""
         counters = [_open_first(self.directories[controller], files) for controller, files, _ in _COUNTERS]
         quota = os.open(self._quota(), os.O_WRONLY | os.O_CLOEXEC) if "cpu" in self.directories else -1
-        return CgroupFds(counters, quota, _QUOTA[self.version][1])
+        paths = {f"{directory}/cgroup.procs" for directory in self.directories.values()}
+        joins = [os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in paths]
+        return CgroupFds(counters, joins, quota, _QUOTA[self.version][1] if quota >= 0 else "")
 
     def lift_quota(self) -> None:
         """Remove the CPU limit, because it would delay exiting processes that have memory to free."""
@@ -265,13 +262,31 @@ class CgroupFds:
 
     Attributes:
         counters: files that count the hits of limits: memory, then processes.
+        joins: files to which a process writes 0 to join the group.
         quota: the file that limits the CPU; -1 without a CPU limit.
-        no_quota: the value that removes the CPU limit.
+        no_quota: the value that removes the CPU limit; "" without one.
     """
 
     counters: list[int]
+    joins: list[int]
     quota: int
     no_quota: str
+
+    def pack(self) -> list[int]:
+        """Return all descriptors, to be sent to another process; :meth:`unpack` reads them."""
+        return [*self.counters, *self.joins, *([self.quota] if self.no_quota else [])]
+
+    @classmethod
+    def unpack(cls, descriptors: list[int], no_quota: str) -> CgroupFds:
+        """Return the files of descriptors that were received in the order of :meth:`pack`."""
+        *others, quota = descriptors if no_quota else [*descriptors, -1]
+        return cls(others[: len(_COUNTERS)], others[len(_COUNTERS) :], quota, no_quota)
+
+    def join(self) -> None:
+        """Move the calling process, and all processes that it forks later, into the group; close :attr:`joins`."""
+        while self.joins:
+            with sc.closing(self.joins.pop()) as procs:
+                os.write(procs, b"0")
 
     def close_quota(self) -> None:
         """Close the quota file, because a worker needs only the counters."""

@@ -86,6 +86,11 @@ class Identity:
     processes: int = 0
     userns_fd: int = -1
 
+    def fields(self) -> tuple[int, str, int, bool, bool, int, int]:
+        """Return all but the namespace, to create an equal identity in another process."""
+        ids = self.first_id, self.id_map, self.inotify, self.mapped
+        return *ids, self.groups, self.creator, self.processes
+
 
 def has_privileges() -> bool:
     """Return whether this process may map arbitrary ids and mount in its own namespaces (mode *mapped*)."""

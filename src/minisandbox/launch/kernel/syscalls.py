@@ -10,8 +10,9 @@ import contextlib
 import ctypes
 import errno
 import os
+import signal
 from collections.abc import Iterator
-from ctypes import c_char_p, c_int, c_uint, c_uint32, c_uint64, c_ulong, c_void_p
+from ctypes import c_char_p, c_int, c_long, c_uint, c_uint32, c_uint64, c_ulong, c_void_p
 from functools import cache
 
 MS_NOSUID = 2
@@ -22,6 +23,7 @@ MS_REC = 0x4000
 MS_PRIVATE = 1 << 18
 MNT_DETACH = 2
 
+CLONE_PARENT = 0x00008000
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000
 CLONE_NEWUTS = 0x04000000
@@ -80,6 +82,7 @@ _LANDLOCK_VERSION = 1
 _SCOPE_ABSTRACT_UNIX_SOCKET = 1
 SCOPED_ABI = 6
 """The first Landlock version that scopes abstract sockets, from Linux 6.12."""
+_SYS_CLONE = {"x86_64": 56, "aarch64": 220}.get(os.uname().machine, -1)
 _SYS_KEYCTL = {"x86_64": 250, "aarch64": 219}
 _KEYCTL_JOIN_SESSION_KEYRING = 1
 _SYS_RT_SIGACTION = {"x86_64": 13, "aarch64": 134}
@@ -155,6 +158,15 @@ def pivot_root(new_root: str, put_old: str) -> None:
 def unshare(flags: int) -> None:
     """Enter new namespaces with unshare(2)."""
     _checked(_libc.unshare(flags), "unshare", hex(flags))
+
+
+def clone_sibling(flags: int = 0) -> int:
+    """Fork a child of this process's parent with clone(2); return its pid, or 0 in the child.
+
+    Call it only in a process without threads, because Python and the C library do not notice this fork.
+    """
+    result = _syscall(c_long(_SYS_CLONE), c_ulong(flags | CLONE_PARENT | signal.SIGCHLD), None, None, None, None)
+    return _checked(result, "clone", hex(flags))
 
 
 def setns(descriptor: int, kind: int) -> None:
