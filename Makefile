@@ -26,7 +26,7 @@ LONG := --slow -o faulthandler_timeout=0
 # How many lines of src the tests reach in their own processes; the launcher and the commands as typed run in others.
 COVERAGE := --cov=minisandbox --cov-report=term
 
-.PHONY: help quickstart test compiled test-quick test-all test-passes test-foreign test-as-user test-kernel test-no-reaper test-interpreters test-validations test-rollouts test-cluster test-journey test-agents soak-cluster cluster-scaling test-skyrl test-harbor test-newest test-vllm test-kernels test-cpython dockerfile-conformance fuzz fuzz-parsers test-view adversarial adversarial-load soak soak-steady stress-store grading-load paper-scale verdict-parity patch-parity validation-page lint format lock docs bench bench-engines bench-evaluate bench-images bench-languages gpu-parts gpu-check clean train-demo experiment
+.PHONY: help quickstart test compiled test-quick test-all test-passes test-foreign test-as-user test-kernel test-no-reaper test-interpreters test-validations test-rollouts test-cluster test-journey test-agents soak-cluster cluster-scaling test-skyrl test-harbor test-newest test-vllm test-kernels test-cpython dockerfile-conformance fuzz fuzz-parsers test-view adversarial adversarial-load soak soak-steady stress-store grading-load paper-scale verdict-parity patch-parity validation-page lint format lock docs bench bench-engines bench-evaluate bench-images bench-languages bench-view gpu-parts gpu-check clean train-demo experiment
 
 help:
 	@echo "make quickstart   build the bundled tasks, check them, run agents on them; needs Python >= 3.11 and git"
@@ -74,6 +74,7 @@ help:
 	@echo "make bench-evaluate  validate and evaluate next to the bare host, and what confirming costs; as root; ROWS=FILE PINS=DIR MIRRORS=DIR"
 	@echo "make bench-images  compare 8 container images with podman's, then measure; as root; 30 minutes, 6 GB; IMAGES='compare --as root ...'"
 	@echo "make bench-languages  tasks of real commits in six languages: validate them, compare with podman; as root; an hour, 8 GB; LANGUAGES='go php ...'"
+	@echo "make bench-view   how soon the pages of minisandbox view are painted in Chromium; next to harbor view with HARBOR=harbor; two minutes"
 	@echo "make gpu-check    sandboxes, engine, memory and RL on one GPU without network; under 9 minutes; resumes; small without a GPU; GPU_CHECK='--only rl'"
 	@echo "make gpu-parts    pack what such a machine lacks into build/gpu-check, in parts of 26 MB"
 	@echo "make clean        remove environments and caches of this checkout (never the store)"
@@ -233,6 +234,10 @@ fuzz-parsers: $(FUZZ_VENV)/.made
 
 # The browser is Debian's package chromium; Playwright downloads none.
 VIEW_VENV ?= .venv-view-$(shell id -u)
+# HARBOR: the command harbor, to compare with its viewer
+bench-view: $(VIEW_VENV)/.made
+	"$(VIEW_VENV)/bin/python" -m benchmarks.view_pages $(if $(HARBOR),--harbor "$(HARBOR)")
+
 AXE_VERSION := 4.14.1
 AXE := $(VIEW_VENV)/axe-core-$(AXE_VERSION)/package/axe.min.js
 test-view: $(AXE)
@@ -245,7 +250,7 @@ $(AXE): $(VIEW_VENV)/.made
 
 $(VIEW_VENV)/.made: pyproject.toml
 	@python3 -m venv --clear "$(VIEW_VENV)"
-	@"$(VIEW_VENV)/bin/python" -m pip install -qq --disable-pip-version-check playwright hypothesis pytest pytest-rerunfailures pytest-xdist httpx2 -e '.[view]'
+	@"$(VIEW_VENV)/bin/python" -m pip install -qq --disable-pip-version-check playwright hypothesis pytest pytest-rerunfailures pytest-xdist httpx2 -e '.[view,atif]'
 	@touch "$@"
 
 $(FUZZ_VENV)/.made: pyproject.toml

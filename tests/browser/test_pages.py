@@ -28,7 +28,7 @@ PAGES = (
 
 def arrive(page: Any, address: str) -> None:
     page.wait_for_url(address)
-    page.wait_for_function("document.readyState === 'complete'")
+    page.wait_for_load_state("load")  # the page's script has run
 
 
 def press(page: Any, *keys: str) -> None:
@@ -159,7 +159,7 @@ def test_a_live_run_shows_a_new_rollout_and_its_progress(open_page: Callable[...
         page.goto("/runs/live")
         assert page.locator("progress").get_attribute("value") == "1"
         assert page.get_by_text("owner__new-9").count() == 0
-        page.wait_for_function("performance.getEntriesByType('resource').some(entry => entry.name.endsWith('page.js'))")
+        page.wait_for_load_state("load")
         run.write(trajectory("owner__new-9"))
         page.locator("#rollouts").get_by_text("owner__new-9").wait_for(timeout=60_000)
         assert page.locator("progress").get_attribute("value") == "2"
