@@ -129,6 +129,10 @@ def test_the_commands(
     (tmp_path / "report.md").write_text("report")
     assert main(["image", "push", "task-*", place(server), "--attach", str(tmp_path / "report.md")]) == 0
     assert "4 layers, 4 of them sent" in capsys.readouterr().out
+    assert main(["image", "push", "task-0", "--compression", "zstd", place(server, "plain")]) == 0
+    assert main(["image", "push", "task-0", "task-1", place(server, "two"), "--json"]) == 0
+    assert [*read_set(place(server, "two")).images] == NAMES[:2]
+    capsys.readouterr()
     monkeypatch.setenv("MINISANDBOX_STORE", str(tmp_path / "other"))
     assert main(["image", "pull", "--set", place(server), "--only", "task-[01]", "-o", str(tmp_path / "files")]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from minisandbox.cli.common import exits
 from minisandbox.cli.common.output import Progress, add_json_option, clean_line, print_json, put, say
-from minisandbox.cli.image.listing import add_names, add_set_options, chosen, named
+from minisandbox.cli.common.task_sets import add_tasks_option
+from minisandbox.cli.image.listing import add_names, chosen, named
 from minisandbox.cli.image.pull import add_platform_option, add_private_option
 from minisandbox.errors import InvalidValue
 from minisandbox.images import export_images, import_images, push, push_set
@@ -22,15 +24,19 @@ _PRIVATE = (
 )
 
 
-def add_push_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of ``push``."""
+def add_push_options(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    """Declare the options of ``push``; an image is not required if ``arguments`` have ``--tasks``."""
     parser.description = (
         "Push an image to a registry, without a container engine. Layers that the registry has are not sent. Hidden "
         "tests are left out. Several images become a set: each is tagged with its name, and REF lists them for `image "
         "pull --set`. Credentials are those of `podman login` and `docker login`."
     )
-    add_set_options(parser)
-    parser.add_argument("reference", metavar="REF", help="where to: HOST/NAME[:TAG]")
+    # Two positionals first, because argparse would not accept options between IMAGE and REF with a list alone.
+    if not any(word.partition("=")[0] == "--tasks" for word in arguments):
+        parser.add_argument("first", metavar="IMAGE", help="an image's name, or a glob")
+    parser.add_argument("second", metavar="REF", help="where to: HOST/NAME[:TAG]")
+    parser.add_argument("further", metavar="IMAGE", nargs="*", help="further images come before REF, which is the last")
+    add_tasks_option(parser)
     parser.add_argument(
         "--attach",
         metavar="FILE",
@@ -82,6 +88,7 @@ def _add_format(parser: argparse.ArgumentParser) -> None:
 def run_push(args: argparse.Namespace) -> int:
     """Push one image, or a set of images."""
     store = Store.open()
+    *args.images, args.reference = filter(None, [getattr(args, "first", ""), args.second, *args.further])
     is_set = args.tasks is not None or args.attach or len(args.images) != 1 or set(args.images[0]) & set("*?[")
     names = named(store, args) if is_set else []
     if is_set and not names:

@@ -35,4 +35,5 @@ def configure(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None
         if verb in arguments:
             module = importlib.import_module(f"minisandbox.cli.image.{name}")
             add_options = getattr(module, f"add_{verb}_options")
-            add_options(verb_parser, arguments) if verb in ("build", "pull") else add_options(verb_parser)
+            takes_arguments = verb in ("build", "pull", "push")
+            add_options(verb_parser, arguments) if takes_arguments else add_options(verb_parser)

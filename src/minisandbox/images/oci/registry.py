@@ -318,18 +318,18 @@ def read_manifest(
     return digest, text
 
 
-def read_blob(connection: RegistryClient, descriptor: m.Descriptor, most: int, subject: str) -> bytes:
+def read_blob(connection: RegistryClient, descriptor: m.Descriptor, limit: int, subject: str) -> bytes:
     """Request a small blob, for example a configuration, and verify its digest.
 
     Raises:
         NotFound: the repository has no such blob.
         RegistryError: the request failed.
-        ImageRefused: the blob is larger than ``most`` bytes, or has another digest.
+        ImageRefused: the blob is larger than ``limit`` bytes, or has another digest.
     """
     with _truncation_errors(subject), connection.get(f"blobs/{descriptor.digest}") as response:
-        text = read_bounded(response, most)
+        text = read_bounded(response, limit)
     if text is None:
-        raise m.malformed(subject, f"it has more than {most} bytes")
+        raise m.malformed(subject, f"it has more than {limit} bytes")
     digest = descriptor.digest
     check_hash(new_hash(digest, text), digest, f"{subject} that {connection.remote.host} sends")
     return text
