@@ -17,7 +17,7 @@ AXE = Path(os.environ.get("MINISANDBOX_AXE", ""))
 TOO_WIDE = """() => document.documentElement.scrollWidth <= innerWidth ? [] : [...document.querySelectorAll("main *")]
     .filter(element => element.getBoundingClientRect().right > innerWidth).map(element => element.outerHTML)"""
 PAGES = (
-    "/", "/machine", "/compare?a=first&b=second", "/runs/first", "/runs/first/tasks?level=too+few",
+    "/", "/machine", "/compare?run=first&run=second", "/runs/first", "/runs/first/tasks?level=too+few",
     "/runs/first/tasks/owner__repo-1", "/runs/first/rollouts/0/owner__repo-1", "/runs/first/rollouts/1/owner__repo-1",
     "/runs/first/rollouts/2/owner__repo-1", "/runs/first/rollouts/0/owner__other-2",
     "/runs/first/tokens/0/owner__repo-1", "/runs/first/rollouts/0/hostile__task-1", "/runs/first/tasks/hostile__task-1",

@@ -209,7 +209,8 @@ class _Elements(HTMLParser):
 
 PATHS = (
     "/", "/runs/first", "/runs/first/tasks", "/runs/first?text=owner", "/runs/first/tasks/hostile__task-1",
-    "/runs/first/rollouts/0/hostile__task-1", "/runs/first/tokens/0/hostile__task-1", "/compare?a=first&b=rl.rollouts",
+    "/runs/first/rollouts/0/hostile__task-1", "/runs/first/tokens/0/hostile__task-1",
+    "/compare?run=first&run=rl.rollouts",
     "/runs/first/rollouts/0/owner__repo-1", "/runs/first/rollouts/1/owner__other-2", "/runs/%3Cscript%3E",
     "/runs/first?text=%3Cscript%3E%22'&sort=%3C&outcome=%3Cb%3E",
 )  # fmt: skip
@@ -276,7 +277,8 @@ def test_missing_things_are_not_found(client: TestClient) -> None:
     for path in (
         "/runs/none", f"{first}/rollouts/7/owner__repo-1", f"{first}/tasks/none", f"{first}/raw/0/owner__repo-1",
         f"{first}/raw/0/owner__repo-1?part=message+99", f"{first}/tokens/0/owner__repo-1?row=9",
-        f"{first}/tokens/0/owner__repo-1?start=999999", "/compare?a=first&b=none", f"{first}/rollouts/x/owner__repo-1",
+        f"{first}/tokens/0/owner__repo-1?start=999999", "/compare?run=first&run=none", "/compare?run=first",
+        f"{first}/rollouts/x/owner__repo-1",
     ):  # fmt: skip
         assert client.get(path).status_code == 404, path
 

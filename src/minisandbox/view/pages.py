@@ -38,7 +38,7 @@ _NOTHING = "-"
 _STILL = 600.0
 """Seconds after the last rollout until a run is no longer called in progress."""
 _HEADINGS = {
-    Verdict.RESOLVED: "Resolved: all named tests passed, in a believed run",
+    Verdict.RESOLVED: "Resolved: all named tests passed",
     Verdict.UNCONFIRMED: "In doubt: all named tests passed, and no further run confirmed it",
     Verdict.TAMPERED: "Not believed: the submission changed how it was graded",
 }
@@ -88,7 +88,7 @@ class Links:
 
     def compare(self, first: str, second: str) -> str:
         """The comparison of two runs."""
-        return "/compare?" + urlencode({"a": first, "b": second})
+        return "/compare?" + urlencode((("run", first), ("run", second)))
 
     def task(self, key: str, instance_id: str) -> str:
         """The page of a task in a run."""
@@ -187,12 +187,18 @@ class Pages:
             now=time.time(),
         )  # fmt: skip
 
-    def compare(self, first: str, second: str) -> str:
-        """Render the comparison of two runs."""
-        runs = [self.site.run(first), self.site.run(second)]
+    def compare(self, keys: Sequence[str]) -> str:
+        """Render the comparison of two runs.
+
+        Raises:
+            NotFound: there are not two names, or there is no such run.
+        """
+        if len(keys) != 2:
+            raise NotFound(f"{len(keys)} runs cannot be compared", hint="go back and choose two runs")
+        runs = [self.site.run(key) for key in keys]
         tasks = [{task.instance_id: task for task in run.index.tasks(Filter())} for run in runs]
         return self.render(
-            "compare.html", title=f"{first} and {second}", runs=runs, changes=_changes(*tasks),
+            "compare.html", title=" and ".join(keys), runs=runs, changes=_changes(*tasks),
             common=len(tasks[0].keys() & tasks[1].keys()), totals=[run.index.totals(Filter()) for run in runs],
             stages=[run.index.stages(Filter()) for run in runs],
             counts=_paired([run.index.counts("outcome", Filter()) for run in runs]),

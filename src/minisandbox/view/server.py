@@ -159,7 +159,7 @@ def application(site: Site, token: str, host: str, is_ending: Callable[[], bool]
     routes = [
         Route("/", page(lambda _: pages.runs())),
         Route("/machine", page(lambda _: pages.machine())),
-        Route("/compare", page(lambda r: pages.compare(r.query_params.get("a", ""), r.query_params.get("b", "")))),
+        Route("/compare", page(lambda r: pages.compare(r.query_params.getlist("run")))),
         Route("/runs/{key}", page(lambda r: pages.run(r.path_params["key"], Filter.of(r.query_params)))),
         Route(
             "/runs/{key}/tasks",

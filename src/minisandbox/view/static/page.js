@@ -52,12 +52,11 @@ document.addEventListener("keydown", (event) => {
 document.getElementById("help-button").addEventListener("click", () => help.showModal());
 current = items().findIndex((item) => item.id && "#" + item.id === location.hash);
 
-// The runs page: two chosen runs are compared.
+// The runs page: the form is sent only if two runs are chosen.
 document.getElementById("compare")?.addEventListener("click", (event) => {
+  if (main.querySelectorAll("input[name=run]:checked").length === 2) return;
   event.preventDefault();
-  const chosen = [...main.querySelectorAll("input[name=run]:checked")].map((box) => box.value);
-  if (chosen.length === 2) location.href = "/compare?" + new URLSearchParams({ a: chosen[0], b: chosen[1] });
-  else event.target.textContent = "Choose two runs first";
+  event.target.textContent = "Choose two runs first";
 });
 
 // A live run: the server reports each change, and the page fetches itself again.
