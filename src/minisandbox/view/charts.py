@@ -93,11 +93,11 @@ def stacked_columns(
         line: values from 0 to 1 by the columns' numbers.
         label: the name of the chart.
     """
-    width, height, left = 640, 220, 34
-    step = (width - left) / max(1, len(columns))
+    width, height, margin = 640, 220, 34
+    step = (width - margin) / max(1, len(columns))
     bars, points = Markup(), []
     for index, (number, link, parts) in enumerate(columns):
-        x, top, rects, names = left + index * step, height - 20.0, Markup(), []
+        x, top, rects, names = margin + index * step, height - 20.0, Markup(), []
         for name, share in parts:
             size = share * (height - 30)
             top -= size
@@ -116,7 +116,7 @@ def stacked_columns(
             bars += Markup('<text x="{:.2f}" y="{}">{}</text>').format(x, height - 4, number)
     axis = Markup().join(
         Markup('<text class="y" x="{}" y="{:.0f}">{} %</text>').format(
-            left - 4, height - 16 - value * (height - 30), text
+            margin - 4, height - 16 - value * (height - 30), text
         )
         for value, text in ((0, 0), (0.5, 50), (1, 100))
     )
