@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from benchmarks.engines.bubblewrap import OneCommand
@@ -30,10 +31,11 @@ class Packaged(OneCommand):
             NotRun: it cannot be installed.
         """
         self.environment = self.place / "environment"
-        for command in (
+        commands: tuple[list[str | Path], ...] = (
             [sys.executable, "-m", "venv", self.environment],
             [self.environment / "bin/pip", "install", "--quiet", "--no-input", self.requirement],
-        ):
+        )
+        for command in commands:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode != 0:
                 raise NotRun(f"{self.requirement} cannot be installed: {done.stderr[-300:]}")
@@ -56,8 +58,10 @@ class Kern(Packaged):
         """Run a program in a new box."""
         name = f"bench-{os.getpid()}-{next(self._numbers)}"
         variables = [word for pair in ENVIRONMENT.items() for word in ("--env", "=".join(pair))]
-        words = [self.environment / "bin/kern", "box", name, "--rootfs", str(box.root), "--volume", "/usr:/usr:ro",
-                 "--rm", "--quiet", *variables, "--workdir", WORKDIR, "--", *command]  # fmt: skip
+        words: list[str | Path] = [
+            self.environment / "bin/kern", "box", name, "--rootfs", str(box.root), "--volume", "/usr:/usr:ro",
+            "--rm", "--quiet", *variables, "--workdir", WORKDIR, "--", *command,
+        ]  # fmt: skip
         return run_program(words, {"PATH": ENVIRONMENT["PATH"], "HOME": str(self.place)})
 
 

@@ -211,16 +211,17 @@ def test_vllm_has_the_weights_of_each_step_once(config: RlConfig, learner: Any, 
 def test_an_interrupted_step_waits_for_no_request(config: RlConfig, learner: Any) -> None:
     engine = open_engine(learner, replace(config, engine="transformers", policy=replace(config.policy, context=None)))
     assert isinstance(engine.model, TransformersEngine)
-    engine.model._decoder._ends = frozenset()  # type: ignore[attr-defined] # responses without an end
+    decoder = engine.model._decoder
+    decoder._ends = frozenset()  # type: ignore[attr-defined] # responses without an end
 
     rows: list[Row] = []
 
     async def interrupt() -> None:
         with engine.drawing(0):
             tasks = [asyncio.ensure_future(engine.model.complete(Request((Message("user", "?"),)))) for _ in range(3)]
-            while len(engine.model._decoder.rows) < len(tasks):
+            while len(decoder.rows) < len(tasks):
                 await asyncio.sleep(0.01)
-            rows.extend(engine.model._decoder.rows)
+            rows.extend(decoder.rows)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

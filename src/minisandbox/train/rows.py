@@ -208,6 +208,10 @@ class StoredRows:
         """Close the file."""
         self._file.close()
 
+    def __iter__(self) -> Iterator[TrainingRow]:
+        """Yield the rows, read one by one."""
+        return (self[index] for index in range(len(self)))
+
     def __len__(self) -> int:
         """Return the number of rows."""
         return len(self.index)
