@@ -5,6 +5,7 @@ from minisandbox.rollouts.budgets import Budgets
 from minisandbox.rollouts.export import export_overview, export_sweagent
 from minisandbox.rollouts.grades import KnownGrades
 from minisandbox.rollouts.harbor_job import export_harbor
+from minisandbox.rollouts.inspect_log import export_inspect
 from minisandbox.rollouts.replay import load_replay
 from minisandbox.rollouts.rollout import EXIT_API, EXIT_CONTEXT, EXIT_COST, EXIT_TIME, rollout, rollout_async
 from minisandbox.rollouts.rundir import RunDirectory, RunReader
@@ -35,6 +36,7 @@ __all__ = [
     "Setup",
     "Summary",
     "export_harbor",
+    "export_inspect",
     "export_overview",
     "export_sweagent",
     "load_replay",

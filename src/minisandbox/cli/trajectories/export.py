@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ from minisandbox.cli.common import exits
 from minisandbox.cli.common.output import Progress, add_json_option, put, say
 from minisandbox.cli.trajectories.data import add_sources, examples_of, finish, refuse_to_overwrite, with_status
 from minisandbox.errors import InvalidValue, NotFound
-from minisandbox.rollouts import export_harbor, export_sweagent
+from minisandbox.rollouts import export_harbor, export_inspect, export_sweagent
 from minisandbox.rollouts.examples import ALL_STYLES, rewritten_prompt
 from minisandbox.trajectories.example import Example
 from minisandbox.trajectories.reports import StageReport
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _FORMATS = {
     "sweagent": "SWE-agent's files, a directory per rollout of a run",
     "atif": "a Harbor job of ATIF trajectories, a directory per rollout of a run",
+    "inspect": "a log of Inspect (.eval or .json), a sample per rollout of a run",
     "chat": "conversations, unchanged",
     "xml": "conversations, actions as <function=...>",
     "tool": "conversations, actions as tool calls",
@@ -42,6 +43,13 @@ _FORMATS = {
     "parquet": "like chat, in a Parquet file",
     "tokens": "tokens, labels, and a loss mask",
 }
+
+_OF_RUNS: Mapping[str, Callable[[Path, Path, bool], Iterator[str]]] = {
+    "sweagent": lambda run, out, _: export_sweagent(run, out),
+    "atif": lambda run, out, tokens: export_harbor(run, out, tokens=tokens),
+    "inspect": lambda run, out, _: export_inspect(run, out),
+}
+"""The formats of whole runs: functions of the run, the output, and whether it has tokens."""
 
 
 def configure(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -77,7 +85,7 @@ def run_export(args: argparse.Namespace) -> int:
     if args.out is None:
         raise InvalidValue("export needs --out", hint="name the output: --out FILE")
     refuse_to_overwrite(args.out, args.sources)
-    if args.to in ("sweagent", "atif"):
+    if args.to in _OF_RUNS:
         return _export_run(args)
     export = _Export(args.to, StageReport("export", _rules(args)), _converter(args), _tokenizer(args))
     _check_name(args)
@@ -95,11 +103,7 @@ def _export_run(args: argparse.Namespace) -> int:
     if len(args.sources) != 1:
         raise InvalidValue(f"--to {args.to} takes one run", hint="export each run to a directory of its own")
     run, count = args.sources[0], 0
-    names = (
-        export_sweagent(run, args.out)
-        if args.to == "sweagent"
-        else export_harbor(run, args.out, tokens=not args.no_tokens)
-    )
+    names = _OF_RUNS[args.to](run, args.out, not args.no_tokens)
     with Progress() as progress:
         for count, name in enumerate(names, start=1):
             progress.status(f"{count} {name}")
