@@ -25,8 +25,9 @@ TIMES_OF_DAY = {
     "images/http_client.py", "images/image.py", "images/oci/prefetch.py", "images/oci/pull.py",
     "images/python/simple_api.py", "images/repair.py", "launch/jobs/changes.py", "models/capture/proxy.py",
     "models/engine/server.py", "models/http.py", "models/openai_responses.py", "rollouts/database.py",
-    "rollouts/harbor_job.py", "rollouts/state.py", "runs/database.py", "runs/directory.py", "sandbox/core.py",
-    "sandbox/engines/core.py", "store/collect.py", "store/store.py", "testing.py", "view/pages.py",
+    "rollouts/harbor_job.py", "rollouts/inspect_log.py", "rollouts/state.py", "runs/database.py", "runs/directory.py",
+    "sandbox/core.py", "sandbox/engines/core.py", "store/collect.py", "store/disk/staging.py", "store/index.py",
+    "store/store.py", "testing.py", "view/pages.py",
 }  # fmt: skip
 YEAR = 365 * 86400.0
 

@@ -168,7 +168,7 @@ def test_a_directory_of_many_images_is_read_once(tmp_path: Path, monkeypatch: py
         taken.append(source)
         return take_snapshot(source)
 
-    monkeypatch.setattr("minisandbox.images.plan.take_snapshot", counted)
+    monkeypatch.setattr("minisandbox.images.sources.localsource.take_snapshot", counted)
     planner = Planner(Store.open(tmp_path / "store"))
     recipe = PythonRecipe(source=LocalSource(tmp_path / "source"))
     assert planner.plan("one", recipe).layers == planner.plan("two", recipe).layers

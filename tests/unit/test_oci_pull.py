@@ -488,7 +488,7 @@ PULL = (
 )
 
 
-@pytest.mark.parametrize("point", ["scanned", "shared", "recorded", "before-rename", "renamed"])
+@pytest.mark.parametrize("point", ["scanned", "moved", "recorded", "before-rename", "renamed"])
 def test_a_pull_killed_at_a_point_resumes(tmp_path: Path, image: MadeImage, point: str) -> None:
     layout = image.write_layout(tmp_path / "layout")
     assert end_of(python(PULL, f"oci:{layout}", tmp_path / "store", killed_at=point)) == -signal.SIGKILL
