@@ -14,7 +14,6 @@ import shutil
 import statistics
 import subprocess
 import tempfile
-import threading
 import time
 import urllib.request
 from dataclasses import replace
@@ -22,14 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import sync_playwright
+from tests.browser.serving import serve_runs
 from tests.unit.training_tools import trajectory
 
 from minisandbox.grade import Grade, Reason, Verdict
 from minisandbox.rollouts import RunDirectory
 from minisandbox.rollouts.harbor_job import export_harbor
 from minisandbox.trajectories import StepRecord, Trajectory
-from minisandbox.view import Site
-from minisandbox.view.server import serve
 
 PAINTED = """
 const wait = () => {
@@ -77,20 +75,6 @@ def painted(page: Any, url: str, text: str) -> float:
         fresh.close()
 
 
-def start(path: Path) -> str:
-    """Serve runs in a thread; return the address with the token."""
-    urls: list[str] = []
-    ready = threading.Event()
-
-    def started(url: str) -> None:
-        urls.append(url)
-        ready.set()
-
-    threading.Thread(target=serve, args=(Site([path]), "127.0.0.1", 0, started), daemon=True).start()
-    ready.wait()
-    return urls[0]
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -106,7 +90,7 @@ def main() -> None:
         with RunDirectory.open(path / "job", {}) as run:
             for record in job(args.rollouts):
                 run.write(record)
-        address = start(path)
+        address = serve_runs(path)
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         page = browser.new_context(bypass_csp=True).new_page()  # for the script that measures
         page.goto(address)

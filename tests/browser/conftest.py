@@ -7,7 +7,6 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.browser.serving import serve_runs
 from tests.unit.test_view import hostile
 from tests.unit.training_tools import PATCH, trajectory
 
@@ -23,8 +23,6 @@ from minisandbox.rollouts import RunDirectory
 from minisandbox.rollouts.database import NAME
 from minisandbox.store import default_root
 from minisandbox.trajectories import Failure, PatchRecord, StepRecord
-from minisandbox.view import Site
-from minisandbox.view.server import serve
 
 CHROMIUM = shutil.which("chromium")
 MANY = 20_000
@@ -115,20 +113,12 @@ def open_page(browser: Any) -> Iterator[Open]:
     contexts, problems = [], []
 
     def open_page(path: Path, **options: object) -> Any:
-        urls: list[str] = []
-        ready = threading.Event()
-
-        def started(url: str) -> None:
-            urls.append(url)
-            ready.set()
-
-        threading.Thread(target=serve, args=(Site([path]), "127.0.0.1", 0, started), daemon=True).start()
-        assert ready.wait(60)
-        contexts.append(browser.new_context(base_url=urls[0].partition("/?")[0], **options))
+        url = serve_runs(path)
+        contexts.append(browser.new_context(base_url=url.partition("/?")[0], **options))
         page = contexts[-1].new_page()
         page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
         page.on("dialog", lambda dialog: problems.append(f"dialog: {dialog.message}"))
-        page.goto(urls[0])
+        page.goto(url)
         return page
 
     yield open_page

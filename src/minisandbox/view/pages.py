@@ -398,7 +398,7 @@ def _statement(trajectory: Trajectory) -> str:
 
 
 class Change(NamedTuple):
-    """A task whose mean reward differs between two runs; ``change`` is None if one of them has none."""
+    """A task whose mean reward differs between two runs; ``change`` is None if a run has no mean."""
 
     instance_id: str
     first: TaskRow | None
