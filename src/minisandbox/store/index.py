@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from minisandbox.errors import StoreError
+from minisandbox.store.disk.durable import write_atomic
 from minisandbox.store.disk.reading import read_below
 
 _FORMAT = 1
@@ -76,10 +76,6 @@ def _load(root: Path, folder: str) -> Mapping[str, tuple[list[int], Row]]:
 def _save(root: Path, folder: str, rows: Mapping[str, tuple[list[int], Row]]) -> None:
     latest = time.time_ns() - _SETTLED
     settled = {name: row for name, row in rows.items() if max(row[0][::2]) < latest}
-    path = root / f".{folder}.index.{secrets.token_hex(6)}"
+    text = json.dumps({"format": _FORMAT, "rows": settled}, separators=(",", ":"))
     with suppress(OSError):  # the disk may be full
-        try:
-            path.write_text(json.dumps({"format": _FORMAT, "rows": settled}, separators=(",", ":")), "ascii")
-            path.rename(root / f"{folder}.index")
-        finally:
-            path.unlink(missing_ok=True)
+        write_atomic(root / f"{folder}.index", text.encode("ascii"))
