@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+import secrets
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -80,7 +81,7 @@ class Handler(BaseHTTPRequestHandler):
             if mounted in registry.blobs:
                 self.send(201, b"")
                 return
-            name = f"upload{len(registry.uploads)}"
+            name = f"upload{secrets.token_hex(4)}"  # as registries do: a name is not used again
             registry.uploads[name] = b""
         elif "/manifests/" in path:
             registry.manifests |= {name: data, digest(data): data}
