@@ -20,7 +20,7 @@ from minisandbox.grade.confirm.collection import mismatches, spelled
 from minisandbox.grade.confirm.draws import VersionDraw, draws, draws_without_copies
 from minisandbox.grade.confirm.editions import Changes, make_edition
 from minisandbox.grade.confirm.edits import PythonSource, apply_edits
-from minisandbox.grade.confirm.literals import other_literals
+from minisandbox.grade.confirm.literals import OtherValues, other_literals
 from minisandbox.grade.confirm.variants import WEAK, Kind, Variant, variants_of
 from minisandbox.grade.report import Parameters
 from minisandbox.syntax import parse_python
@@ -256,7 +256,7 @@ def test_an_input_of_the_code_under_test_is_never_changed(text: str) -> None:
 )  # fmt: skip
 def test_another_literal_has_another_value_of_the_same_kind(text: str) -> None:
     for seed in range(20):
-        others = other_literals(text, random.Random(seed))
+        others = other_literals(text, random.Random(seed)).replacements
         assert others
         for other in others:
             value, new = ast.literal_eval(text), ast.literal_eval(other)
@@ -265,19 +265,42 @@ def test_another_literal_has_another_value_of_the_same_kind(text: str) -> None:
             assert other.count("\n") == text.count("\n")
 
 
-@pytest.mark.parametrize("form", ["{}", "-{}", "{}.5", "{}.25", "4_{}00"])
-def test_the_rank_of_a_number_among_its_others_is_random(form: str) -> None:
-    """If some were always less and some more, the one in the middle would be the original."""
-    ranks = Counter[int]()
-    for seed in range(400):
-        text = form.format(random.Random(seed).randrange(40))
-        value = ast.literal_eval(text)
-        others = [*map(ast.literal_eval, other_literals(text, random.Random(seed)))]
-        ranks[sorted([value, *others]).index(value)] += 1
-        assert {str(other).partition(".")[2] for other in others} == {str(value).partition(".")[2]}
-        assert all((other >= 0) is (value >= 0) for other in others)
-    assert {*ranks} == {0, 1, 2, 3}
-    assert min(ranks.values()) > 40
+@pytest.mark.parametrize("form", ["{}", "-{}", "{}.5", "{}.25", "4_{}00", "'{}'", "'i'"])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_rank_of_the_original_among_the_values_of_a_run_is_random(form: str, count: int) -> None:
+    """The other values are drawn once for a task; were its rank the same in all runs, a rule could tell it."""
+    for seed in range(20):
+        rng = random.Random(seed)
+        text = form.format(rng.randrange(3, 7) if "'" in form else rng.randrange(13, 40))
+        others = other_literals(text, rng)
+        value, values = ast.literal_eval(text), [*map(ast.literal_eval, others.replacements)]
+        assert (len(values), others.below, others.most_drawn) == (6, 3, 3)
+        if isinstance(value, float):
+            assert {str(other).partition(".")[2] for other in values} == {str(value).partition(".")[2]}
+        draws = [[values[index] for index in others.draw(count, rng)] for _ in range(400)]
+        ranks = Counter(sorted([value, *drawn]).index(value) for drawn in draws)
+        assert {*ranks} == {*range(count + 1)}
+        assert max(ranks.values()) < 400 / (count + 1) * 1.4
+
+
+@pytest.mark.parametrize(("text", "below"), [("0", 0), ("1", 1), ("-1", None), ("'a'", 0), ("''", 0), ("0.5", 0)])
+def test_a_value_at_an_edge_has_other_values_on_one_side(text: str, below: int | None) -> None:
+    for seed in range(20):
+        others = other_literals(text, random.Random(seed))
+        assert others.below == (len(others.replacements) if below is None else below)
+        assert len(others.replacements) >= 3
+        assert len({*others.draw(others.most_drawn, random.Random(seed))}) == others.most_drawn
+
+
+def test_a_run_never_shows_all_values_of_both_sides() -> None:
+    assert [OtherValues(("a",) * count, count // 2).most_drawn for count in range(8)] == [0, 1, 1, 1, 2, 2, 3, 3]
+    assert [OtherValues(("a",) * count).most_drawn for count in range(6)] == [0, 1, 2, 3, 3, 3]
+
+
+def test_a_run_shows_a_lookalike_and_any_first_part_of_a_check_has_all_sides() -> None:
+    others = OtherValues(("a", "b", "d", "e", "x", "y"), 2, lookalikes=2)
+    assert (others.order, others.kept([1, 2, 5])) == ([4, 2, 0, 5, 3, 1], OtherValues(("b", "d", "y"), 1, 1))
+    assert all({4, 5} & {*others.draw(count, random.Random(seed))} for seed in range(40) for count in (1, 2, 3))
 
 
 @pytest.mark.parametrize(
@@ -393,6 +416,13 @@ def test_the_values_of_one_definition_are_new_in_the_same_way_for_all_tests() ->
         {"t.py": text.encode()}, ["t.py::test_a", "t.py::test_b"], random.Random(0)
     ).values()
     assert one.texts == other.texts
+    tests = checked(text, ["t.py::test_a", "t.py::test_b"])
+    for seed in range(20):
+        shown = [
+            {variant.texts[index] for changes in versions for variant, index in changes if index >= 0}
+            for versions in draw(tests, 1.0, random.Random(seed)).versions.values()
+        ]
+        assert shown[0] == shown[1], "and the same of them in one run"
 
 
 def test_the_place_where_the_untouched_code_fails_is_always_changed() -> None:

@@ -29,7 +29,7 @@ from minisandbox.runs import read_fields
 from minisandbox.store.disk.durable import write_atomic
 from minisandbox.tasks import Task, node_id
 
-_FORMAT = 11
+_FORMAT = 12
 _MOST_COPIES = 60
 """The maximum number of copies in one run, over all functions."""
 _MOST_OF_ONE = 12
@@ -198,7 +198,9 @@ class _Check:
         for test, variants in self._variants.items():
             count = max(2, min(maximum, copy_limit, _MOST_ITEMS // max(1, item_counts[test])))
             copyable = [variant for variant in variants if variant.is_local]
-            rounds = [(variant, index) for index in range(3) for variant in copyable if index < len(variant.texts)]
+            orders = [(variant, variant.others.order) for variant in copyable]
+            steps = range(max((len(order) for _, order in orders), default=0))
+            rounds = [(variant, order[step]) for step in steps for variant, order in orders if step < len(order)]
             rounds.sort(key=lambda change: change[0] != copyable[0])
             condition = next((variant for variant in copyable if variant.kind in WEAK), None)
             # include an inverted condition, because it makes the test fail for every row of a parameter table
@@ -301,8 +303,8 @@ class _Check:
             for index in indexes
         ]
         indexed = [(index, failures) for index, failures in zip(indexes, failing, strict=True) if failures]
-        replacements = tuple(variant.texts[index] for index, _ in indexed)
-        return CheckedVariant(replace(variant, texts=replacements), tuple(failures for _, failures in indexed))
+        checked = replace(variant, others=variant.others.kept([index for index, _ in indexed]))
+        return CheckedVariant(checked, tuple(failures for _, failures in indexed))
 
 
 def inlined(variants: Iterable[Variant]) -> Changes:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 from minisandbox.grade.confirm.changeable import Changeable, ChangeableTests, CheckedVariant, inlined
 from minisandbox.grade.confirm.editions import Change, Changes
-from minisandbox.grade.confirm.literals import spread
 from minisandbox.grade.confirm.variants import WEAK, Variant
 
 _MOST_VERSIONS = 6
@@ -59,14 +58,14 @@ def draws(tests: ChangeableTests, seconds: float, rng: random.Random) -> Iterato
         rng: the random generator.
     """
     groups = _groups(tests)
-    counts = _counts(groups, seconds, rng)
+    counts, values = _counts(groups, seconds, rng), _DrawnValues(rng)
     in_place = [index for index, group in enumerate(groups) if group[0].variants and counts[index] < 2]
     sample = rng.sample(in_place, rng.randint(1, len(in_place) - 1)) if len(in_place) > 1 else []
     for changed_groups in rng.sample(([], in_place), 2) if len(in_place) == 1 else (sample,):
         draw = VersionDraw()
         for index, group in enumerate(groups):
             if counts[index] > 1:
-                _add(draw, group, _versions(group[0], counts[index], rng))
+                _add(draw, group, _versions(group[0], counts[index], values, rng))
             else:
                 change = _changes(group[0], rng)[0] if index in changed_groups else None
                 _add(draw, group, [_version(group[0], change)])
@@ -139,24 +138,55 @@ def _changes(function: Changeable, rng: random.Random) -> list[Change]:
     if not function.variants:
         return []
     variants = [
-        (variant, rng.sample(range(len(variant.texts)), len(variant.texts)))
+        (variant, variant.others.draw(variant.others.most_drawn, rng))
         for variant in _ordered(_preferred(function), function, rng)
     ]
     rounds = range(max(len(indexes) for _, indexes in variants))
     return [(variant, indexes[step]) for step in rounds for variant, indexes in variants if step < len(indexes)]
 
 
-def _versions(function: Changeable, count: int, rng: random.Random) -> list[Changes]:
+class _DrawnValues:
+    """The values that one draw shows. Tests that share a definition show the same ones.
+
+    Otherwise a value that two tests have in common would be the original.
+    """
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._texts: dict[object, list[str]] = {}
+
+    def indexes(self, variant: Variant, count: int) -> list[int]:
+        """Return the indexes of some of a variant's values and -1 for the original, in random order.
+
+        Args:
+            variant: the variant.
+            count: the number of values, with the original.
+        """
+        key = (variant.path, variant.own, variant.name) if variant.own else (variant.path, variant.start, variant.end)
+        if key not in self._texts:
+            drawn = variant.others.draw(min(variant.others.most_drawn, len(variant.texts)), self._rng)
+            self._texts[key] = [variant.texts[index] for index in drawn]
+        shared = [variant.texts.index(text) for text in self._texts[key] if text in variant.texts]
+        further = variant.others.draw(count - 1, self._rng) if len(shared) < count - 1 else []
+        indexes = list(dict.fromkeys([*shared, *further]))[: count - 1]
+        return self._rng.sample([-1, *indexes], len(indexes) + 1)
+
+
+def _versions(function: Changeable, count: int, values: _DrawnValues, rng: random.Random) -> list[Changes]:
     """Return versions of a test that combine some values at up to two positions, in random order."""
     primary, *candidates = _ordered(_copyable(function), function, rng)
+    candidates.sort(key=lambda candidate: len(candidate.texts) < 2)  # a single other value shows its rank in each run
     secondary = next((candidate for candidate in candidates if not candidate.overlaps(primary)), None)
     columns = 2 if secondary and count >= 4 else 1
-    rows = min(count // columns, len(primary.texts) + 1)
+    rows = min(count // columns, primary.others.most_drawn + 1)
+    variants = [(primary, rows)]
     if secondary and columns > 1:
-        columns = min(count // rows, len(secondary.texts) + 1)
-    indexes = [spread(len(primary.texts), rows, rng), spread(len(secondary.texts) if secondary else 0, columns, rng)]
-    variants = [variant for variant in (primary, secondary if columns > 1 else None) if variant]
-    versions = [_version(function, *zip(variants, pair, strict=False)) for pair in itertools.product(*indexes)]
+        variants.append((secondary, min(count // rows, secondary.others.most_drawn + 1)))
+    indexes = [values.indexes(variant, value_count) for variant, value_count in variants]
+    versions = [
+        _version(function, *zip((variant for variant, _ in variants), combined, strict=True))
+        for combined in itertools.product(*indexes)
+    ]
     rng.shuffle(versions)
     return versions
 

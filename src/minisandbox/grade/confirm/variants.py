@@ -18,10 +18,10 @@ import enum
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from minisandbox.grade.confirm.edits import Edit, Function, PythonSource, Sources, Table, apply_edits
-from minisandbox.grade.confirm.literals import literals_in, other_literals, spread
+from minisandbox.grade.confirm.literals import MOST_PER_SIDE, OtherValues, literals_in, other_literals
 from minisandbox.grade.confirm.uses import (
     ASSERTS,
     EQUALITIES,
@@ -71,7 +71,7 @@ class Variant:
         path: the edited file.
         start: the offset of the first replaced byte.
         end: the offset after the last replaced byte.
-        texts: the replacement texts, each with a different value.
+        others: the replacement texts, each with a different value.
         kind: where the changed expectation is written.
         own: the text of the unchanged value, if the edit replaces a name whose value is written elsewhere in the file.
         name: the replaced name.
@@ -81,11 +81,16 @@ class Variant:
     path: str
     start: int
     end: int
-    texts: tuple[str, ...]
+    others: OtherValues
     kind: Kind
     own: str = ""
     name: str = ""
     definition: tuple[int, int] | None = None
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The replacement texts."""
+        return self.others.replacements
 
     @property
     def is_local(self) -> bool:
@@ -129,8 +134,10 @@ _WARNINGS = (UserWarning, RuntimeWarning, FutureWarning, SyntaxWarning, UnicodeW
 _SYMMETRIC = frozenset({"assertIn", "assertLess", "assertLessEqual", "assertGreater", "assertGreaterEqual"})
 """Assertions whose first argument may also be the expected value."""
 _LETTERS = "abcdefghijklmnoprstuvw"
-_TEXTS = 3
-"""The number of replacement texts per position."""
+_MOST_UNORDERED = 6
+"""The maximum number of replacement texts that have no order."""
+_MOST_LOOKALIKES = 2
+"""How many values of other tests may replace one value."""
 
 
 def variants_of(files: Mapping[str, bytes], tests: Sequence[str], rng: random.Random) -> dict[str, list[Variant]]:
@@ -146,7 +153,7 @@ def variants_of(files: Mapping[str, bytes], tests: Sequence[str], rng: random.Ra
     """
     by_test: dict[str, list[Variant]] = {}
     sources = Sources(files)
-    new_texts: dict[str, dict[object, tuple[str, ...]]] = {}
+    new_values: dict[str, dict[object, OtherValues]] = {}
     equated_strings: dict[str, dict[str, str | bytes]] = {}
     function_variants: dict[int, list[Variant]] = {}
     for test in dict.fromkeys(base_of(test) for test in tests):
@@ -156,7 +163,7 @@ def variants_of(files: Mapping[str, bytes], tests: Sequence[str], rng: random.Ra
         if id(function) not in function_variants:  # tests that inherit a method share its variants
             if path not in equated_strings:
                 equated_strings[path] = _equated_strings(source)
-            search = _Search(source, function, path, rng, new_texts.setdefault(path, {}), equated_strings[path])
+            search = _Search(source, function, path, rng, new_values.setdefault(path, {}), equated_strings[path])
             function_variants[id(function)] = [*search.variants()]
         variants = [*function_variants[id(function)], *_snapshot_variants(files, test, function.name, rng)]
         rng.shuffle(variants)
@@ -196,8 +203,8 @@ class _Search:
         function: the test's syntax tree.
         path: the path of the test file.
         rng: the random generator.
-        new_texts: the new values by position in the file. All tests of the file share them, because a value in only one
-            test would be recognisable as new.
+        new_values: the new values by position in the file. All tests of the file share them, because a value in only
+            one test would be recognisable as new.
         equated_strings: the strings that tests in the file compare results with, by their source text.
     """
 
@@ -205,7 +212,7 @@ class _Search:
     function: Function
     path: str
     rng: random.Random
-    new_texts: dict[object, tuple[str, ...]]
+    new_values: dict[object, OtherValues]
     equated_strings: Mapping[str, str | bytes]
 
     def variants(self) -> Iterator[Variant]:
@@ -227,7 +234,8 @@ class _Search:
         for condition in test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]:
             if isinstance(condition, ast.Compare) and len(condition.ops) == 1:
                 yield from self._compared(condition)
-            yield self._replaced(condition, [f"not ({self.source.text(condition)})"], Kind.CONDITION)
+            inverted = OtherValues((f"not ({self.source.text(condition)})",))
+            yield self._replaced(condition, inverted, Kind.CONDITION)
 
     def _compared(self, comparison: ast.Compare) -> Iterator[Variant]:
         left_side, right_side = comparison.left, comparison.comparators[0]
@@ -252,8 +260,8 @@ class _Search:
             choices = [
                 candidate for candidate in dict.fromkeys(candidates) if candidate.count("\n") == text.count("\n")
             ]
-            replacements = self.rng.sample(choices, min(len(choices), _TEXTS)) or [f"[{text}]"]
-            variants = [self._replaced(expected, replacements, Kind.ASSERTION)]
+            drawn = self.rng.sample(choices, min(len(choices), _MOST_UNORDERED)) or [f"[{text}]"]
+            variants = [self._replaced(expected, OtherValues(tuple(drawn)), Kind.ASSERTION)]
         yield from variants
 
     def _called(self, call: ast.Call) -> Iterator[Variant]:
@@ -280,15 +288,16 @@ class _Search:
                 yield from self._values(argument)
         if method in _OPPOSITES:
             end = self.source.span(call.func)[1]
-            yield Variant(self.path, end - len(method), end, (_OPPOSITES[method],), Kind.CONDITION)
+            yield Variant(self.path, end - len(method), end, OtherValues((_OPPOSITES[method],)), Kind.CONDITION)
 
     def _expected_failure(self, call: ast.Call, name: str) -> Iterator[Variant]:
         """Expect another exception or warning, or another message."""
         if call.args and not isinstance(call.args[0], ast.Starred | ast.Constant):
             pool = _WARNINGS if re.search("warn|deprecated", name, re.IGNORECASE) else _ERRORS
             types = _unrelated(call.args[0], pool)
-            type_names = [kind.__name__ for kind in self.rng.sample(types, min(3, len(types)))]
-            yield self._replaced(call.args[0], type_names, Kind.EXCEPTION)
+            drawn = self.rng.sample(types, min(_MOST_UNORDERED, len(types)))
+            names = OtherValues(tuple(kind.__name__ for kind in drawn))
+            yield self._replaced(call.args[0], names, Kind.EXCEPTION)
         messages = [keyword.value for keyword in call.keywords if keyword.arg in ("match", "expected_message", "msg")]
         if "Message" in name or "Regex" in name:
             messages += call.args[1:2]
@@ -313,8 +322,8 @@ class _Search:
         """Change the literals of an expression in place."""
         for leaf in leaves_of(node):
             for literal in literals_in(leaf):
-                replacements = self._equal_others(literal) if for_equality else self._others(literal)
-                yield self._replaced(literal, replacements, kind)
+                values = self._equal_others(literal) if for_equality else self._others(literal)
+                yield self._replaced(literal, values, kind)
 
     def _of_variable(self, node: ast.Name | ast.Attribute) -> Iterator[Variant]:
         """Change the value of a variable, if the test uses it only as an expected value."""
@@ -346,41 +355,54 @@ class _Search:
         columns = [column for column, name in enumerate(table.names) if is_only_expected(self.function, name)]
         span = self.source.span(table.values)
         key = (span, tuple(columns))
-        if key not in self.new_texts:
+        if key not in self.new_values:
             names = [table.names[column] for column in columns]
             for_equality = all(is_only_expected(self.function, name, for_equality=True) for name in names)
-            table_source = self.source.content[slice(*span)]
-            edited_tables = [
-                apply_edits(table_source, edits).decode()
-                for edits in self._in_rows(table, columns, for_equality=for_equality)
-            ]
-            self.new_texts[key] = tuple(
-                edited for edited in dict.fromkeys(edited_tables) if edited != table_source.decode()
-            )
+            self.new_values[key] = self._other_tables(table, columns, for_equality=for_equality)
         if table.values is table.argument:
-            yield self._replaced(table.argument, self.new_texts[key], Kind.PARAMETER)
+            yield self._replaced(table.argument, self.new_values[key], Kind.PARAMETER)
         else:
-            yield self._defined(table.argument, span, self.new_texts[key], Kind.PARAMETER)
+            yield self._defined(table.argument, span, self.new_values[key], Kind.PARAMETER)
 
-    def _in_rows(self, table: Table, columns: Sequence[int], *, for_equality: bool) -> list[list[Edit]]:
-        """Return the edits for each new version of a table, at most one per row."""
-        preferred, literals = self.rng.randrange(len(_LETTERS)), list[ast.expr]()
+    def _other_tables(self, table: Table, columns: Sequence[int], *, for_equality: bool) -> OtherValues:
+        """Return new versions of a table: all rows lower, all rows higher, or with values of other rows."""
+        preferred, rows = self.rng.randrange(len(_LETTERS)), list[tuple[ast.expr, OtherValues]]()
         for row in table.rows:
             leaves = (leaf for column in columns if column < len(row) for leaf in leaves_of(row[column]))
-            if options := [literal for leaf in leaves for literal in literals_in(leaf) if self._others(literal)]:
-                literals.append(options[preferred % len(options)])
-        swaps = self._swaps(literals) if for_equality else []
-        swaps = self.rng.sample([*swaps, *({} for _ in range(_TEXTS - len(swaps)))], _TEXTS)
-        edits_of_tables: list[list[Edit]] = [[] for _ in swaps]
-        table_start = self.source.span(table.values)[0]
-        for literal in literals:
-            start, end = self.source.span(literal)
-            replacements = self._others(literal)
-            _, *indexes = spread(len(replacements), _TEXTS + 1, self.rng)
-            for edits, swap, index in zip(edits_of_tables, swaps, indexes, strict=True):
-                if replacement := swap.get(literal) or (replacements[index] if index >= 0 else None):
-                    edits.append(Edit(start - table_start, end - table_start, replacement))
-        return edits_of_tables
+            if options := [
+                (literal, others)
+                for leaf in leaves
+                for literal in literals_in(leaf)
+                if (others := self._others(literal)).replacements
+            ]:
+                rows.append(options[preferred % len(options)])
+        swaps = self._swaps([literal for literal, _ in rows]) if for_equality else []
+        edits_of_tables: list[list[Edit]] = [[] for _ in range(2 * MOST_PER_SIDE + len(swaps))]
+        table_start, table_end = self.source.span(table.values)
+        for literal, others in rows:
+            start, end = (offset - table_start for offset in self.source.span(literal))
+            new_values = [
+                *self._by_table(others),
+                *(swap.get(literal, self.rng.choice(others.replacements)) for swap in swaps),
+            ]
+            for edits, text in zip(edits_of_tables, new_values, strict=True):
+                if text is not None:
+                    edits.append(Edit(start, end, text))
+        content = self.source.content[table_start:table_end]
+        tables = [apply_edits(content, edits).decode() for edits in edits_of_tables]
+        is_new = [text != content.decode() and text not in tables[:index] for index, text in enumerate(tables)]
+        values = OtherValues(tuple(tables), MOST_PER_SIDE, len(swaps))
+        return values.kept([index for index, new in enumerate(is_new) if new])
+
+    def _by_table(self, others: OtherValues) -> list[str | None]:
+        """Return a row's value in each of six tables; None in one of them if the row has fewer other values."""
+        count = 2 * MOST_PER_SIDE
+        if len(others.replacements) >= count:
+            return list(others.replacements[:count])
+        cells: list[str | None] = [
+            others.replacements[number % len(others.replacements)] for number in range(count - 1)
+        ]
+        return self.rng.sample([*cells, None], count)
 
     def _swaps(self, literals: Sequence[ast.expr]) -> list[dict[ast.expr, str]]:
         """Return up to two mappings from each string of a table to the string of another row.
@@ -394,7 +416,7 @@ class _Search:
                 groups.setdefault((type(value), self.source.text(literal).count("\n")), []).append(literal)
         for group in groups.values():
             steps = range(1, len(group))
-            for swap, step in zip(swaps, self.rng.sample(steps, min(2, len(steps))), strict=False):
+            for swap, step in zip(swaps, self.rng.sample(steps, min(_MOST_LOOKALIKES, len(steps))), strict=False):
                 pairs = zip(group, [*group[step:], *group[:step]], strict=True)
                 swap |= {literal: self.source.text(other) for literal, other in pairs}
         return [swap for swap in swaps if swap]
@@ -402,50 +424,52 @@ class _Search:
     def _inlined(self, node: ast.expr, value: ast.expr, kind: Kind) -> Iterator[Variant]:
         """Replace a variable by its value, with one literal of the value changed."""
         value_start, value_end = self.source.span(value)
-        value_source = self.source.content[value_start:value_end].decode()
+        value_source = self.source.content[value_start:value_end]
         for leaf in leaves_of(value):
             for literal in literals_in(leaf):
                 start, end = (offset - value_start for offset in self.source.span(literal))
-                replacements = [
-                    value_source.encode()[:start].decode() + replacement + value_source.encode()[end:].decode()
-                    for replacement in self._others(literal)
-                ]
-                yield self._defined(node, (value_start, value_end), replacements, kind)
+                before, after = (part.decode() for part in (value_source[:start], value_source[end:]))
+                values = self._others(literal).within(before, after)
+                yield self._defined(node, (value_start, value_end), values, kind)
 
-    def _defined(self, node: ast.expr, definition: tuple[int, int], replacements: Sequence[str], kind: Kind) -> Variant:
+    def _defined(self, node: ast.expr, definition: tuple[int, int], values: OtherValues, kind: Kind) -> Variant:
         """Return the variant that replaces a name by a new value; the name is defined elsewhere in the file."""
         name = ast.unparse(node).rpartition(".")[2]
-        original, *texts = (f"({text})" for text in (self.source.content[slice(*definition)].decode(), *replacements))
+        original = f"({self.source.content[slice(*definition)].decode()})"
+        values = values.within("(", ")")
         is_free = self.source.is_read_by_tests_alone(name)
         span = self.source.span(node)
-        return Variant(self.path, *span, tuple(texts), kind, original, name, definition if is_free else None)
+        return Variant(self.path, *span, values, kind, original, name, definition if is_free else None)
 
-    def _others(self, literal: ast.expr) -> tuple[str, ...]:
+    def _others(self, literal: ast.expr) -> OtherValues:
         """Return other values for a literal; all tests of the file share them."""
         span = self.source.span(literal)
-        if span not in self.new_texts:
-            self.new_texts[span] = other_literals(self.source.text(literal), self.rng)
-        return self.new_texts[span]
+        if span not in self.new_values:
+            self.new_values[span] = other_literals(self.source.text(literal), self.rng)
+        return self.new_values[span]
 
-    def _equal_others(self, literal: ast.expr) -> tuple[str, ...]:
+    def _equal_others(self, literal: ast.expr) -> OtherValues:
         """Return other values for a literal that a result must equal; other tests in the file expect up to two."""
         span, value = self.source.span(literal), getattr(literal, "value", None)
         key = ("equal", span)
-        if key not in self.new_texts:
-            replacements = self._others(literal)
-            if isinstance(value, str | bytes) and replacements:
-                literal_text = self.source.text(literal)
-                candidates = [
-                    text
-                    for text, string in self.equated_strings.items()
-                    if type(string) is type(value)
-                    and string != value
-                    and text.count("\n") == literal_text.count("\n")
-                    and len(literal_text) <= 2 * len(text) <= 4 * len(literal_text)
-                ]
-                replacements = (*self.rng.sample(candidates, min(2, len(candidates))), *replacements)[:_TEXTS]
-            self.new_texts[key] = replacements
-        return self.new_texts[key]
+        if key not in self.new_values:
+            others, text = self._others(literal), self.source.text(literal)
+            candidates = [
+                candidate
+                for candidate, string in self.equated_strings.items()
+                if isinstance(value, str | bytes)
+                and others.replacements
+                and type(string) is type(value)
+                and string != value
+                and candidate.count("\n") == text.count("\n")
+                and len(text) <= 2 * len(candidate) <= 4 * len(text)
+                and candidate not in others.replacements
+            ]
+            lookalikes = self.rng.sample(candidates, min(_MOST_LOOKALIKES, len(candidates)))
+            self.new_values[key] = replace(
+                others, replacements=(*others.replacements, *lookalikes), lookalikes=len(lookalikes)
+            )
+        return self.new_values[key]
 
     def _appended(self) -> Variant | None:
         """Append a false assertion to the test."""
@@ -455,10 +479,10 @@ class _Search:
         offset = self.source.line_end(self.source.span(self.function.body[-1])[1])
         string = "".join(self.rng.choices(_LETTERS, k=self.rng.randrange(3, 9)))
         assertion = f'\n{indent}assert len("{string}") == {len(string) + self.rng.choice((1, 2))}'
-        return Variant(self.path, offset, offset, (assertion,), Kind.APPENDED)
+        return Variant(self.path, offset, offset, OtherValues((assertion,)), Kind.APPENDED)
 
-    def _replaced(self, node: ast.expr, replacements: Sequence[str], kind: Kind) -> Variant:
-        return Variant(self.path, *self.source.span(node), tuple(replacements), kind)
+    def _replaced(self, node: ast.expr, values: OtherValues, kind: Kind) -> Variant:
+        return Variant(self.path, *self.source.span(node), values, kind)
 
 
 def _unrelated(expected: ast.expr, pool: Sequence[type[BaseException]]) -> list[type[BaseException]]:
@@ -484,4 +508,4 @@ def _snapshot_variants(files: Mapping[str, bytes], test: str, name: str, rng: ra
         if offsets:
             offset = body_start + rng.choice(offsets)
             letter = rng.choice([letter for letter in _LETTERS if letter != chr(content[offset]).lower()])
-            yield Variant(path, offset, offset + 1, (letter,), Kind.SNAPSHOT)
+            yield Variant(path, offset, offset + 1, OtherValues((letter,)), Kind.SNAPSHOT)
