@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ast
+import threading
 
 _TRIES = 5
+_LOCK = threading.Lock()
 
 
 def parse_python(source: str) -> ast.Module | None:
     """Return the syntax tree of a module.
 
     CPython 3.11 counts the depth of the trees of all threads in one variable, so concurrent parsing can fail with a
-    SystemError (https://github.com/python/cpython/issues/106905). In this case, parse again.
+    SystemError (https://github.com/python/cpython/issues/106905). Threads therefore take turns, and parse again if other
+    code has parsed at the same time.
 
     Args:
         source: source text of the module.
@@ -21,7 +24,8 @@ def parse_python(source: str) -> ast.Module | None:
     """
     for _ in range(_TRIES):
         try:
-            return ast.parse(source)
+            with _LOCK:
+                return ast.parse(source)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return None
         except SystemError:
