@@ -13,8 +13,8 @@ def parse_python(source: str) -> ast.Module | None:
     """Return the syntax tree of a module.
 
     CPython 3.11 counts the depth of the trees of all threads in one variable, so concurrent parsing can fail with a
-    SystemError (https://github.com/python/cpython/issues/106905). Threads therefore take turns, and parse again if other
-    code has parsed at the same time.
+    SystemError (https://github.com/python/cpython/issues/106905). Threads therefore take turns, and parse again if
+    other code has parsed at the same time.
 
     Args:
         source: source text of the module.
