@@ -99,7 +99,7 @@ train-demo: $(FULL)/.dev
 	@"$(FULL)/bin/python" -m examples.learning.demo runs/train-demo
 
 experiment: $(FULL)/.dev
-	@"$(FULL)/bin/python" -m examples.learning.experiment $(EXPERIMENT)
+	@"$(FULL)/bin/python" -m examples.learning.experiment $(EXPERIMENT) --parallel 2
 
 test: compiled
 	$(PYTEST) $(PYTEST_ARGS)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from examples.learning.model import encode, make_model, train_tokenizer
+from examples.learning.model import Turn, encode, make_model, train_tokenizer
 from examples.learning.oracle import mutants_of, standard_library
 from transformers import LlamaForCausalLM
 
@@ -70,7 +70,7 @@ def make_base(out: Path, training: Training) -> None:
     tokenizer = train_tokenizer([mutant.view for mutant in mutants[::8]])
     model = make_model(len(tokenizer), seed=training.seed)
     print(json.dumps({"rows": len(mutants), "parameters": model.num_parameters()}), flush=True)
-    rows = [encode(tokenizer, mutant.view, mutant.fix.text) for mutant in mutants]
+    rows = [encode(tokenizer, [Turn(mutant.view, mutant.fix.text)]) for mutant in mutants]
     _train(model, rows, training)
     tokenizer.save_pretrained(out)
     model.save_pretrained(out)  # save the model last, because its config.json marks the directory as complete

@@ -13,17 +13,14 @@ import statistics
 import time
 from pathlib import Path
 
+from examples.learning.choose import records
 from examples.learning.experiment import HELD_OUT, TRAIN, Experiment
-from examples.learning.results import read_seeds
 
 from minisandbox.tasks import TaskSet
 
-PROJECT = "tkem/cachetools"
+PROJECT = "mahmoud/boltons"
 TASKS = 8
-SETTINGS = (
-    f"groups.tasks={TASKS}", "groups.size=8", "optimizer.learning_rate=6e-4", "micro_batch=64", "evaluation.attempts=4",
-    "evaluation.every=1000", "checkpoints.every=4",
-)  # fmt: skip
+SETTINGS = (f"groups.tasks={TASKS}", "optimizer.learning_rate=6e-4", "micro_batch=64", "checkpoints.every=4")
 
 
 def main() -> None:
@@ -34,20 +31,23 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     train, held_out = _slice(TRAIN, out), _slice(HELD_OUT, out)
     Experiment(
-        out, seeds=(1,), rows=6000, steps=12, train=train, held_out=held_out,
-        settings=SETTINGS, likeliest=False,
+        out, seeds=(1,), arms=("sft", "hidden"), rows=6000, steps=16, attempts=4, train=train, held_out=held_out,
+        settings=SETTINGS,
     ).run()  # fmt: skip
-    (seed,) = read_seeds(out)
-    first_reward, last_reward = statistics.fmean(seed.rewards[:2]), statistics.fmean(seed.rewards[-2:])
-    first_score, last_score = seed.scores[0], seed.scores[-1]
-    print(f"\nreward on the training tasks: {first_reward:.3f} before, {last_reward:.3f} after (means of two steps)")
-    resolved = f"{first_score.reward:.1%} before, {last_score.reward:.1%} after"
-    print(f"resolved, held out: {resolved}, of {last_score.rollouts} rollouts")
-    print(f"{(time.monotonic() - began) / 60:.1f} minutes; the model is in {out / 'rl-1' / 'model'}")
+    rewards = [float(str(line["reward"])) for line in records(out / "rl-hidden-1" / "log.jsonl")]
+    before, after = statistics.fmean(rewards[:2]), statistics.fmean(rewards[-2:])
+    print(f"\nreward on the training tasks: {before:.3f} before, {after:.3f} after (means of two steps)")
+    rates = [_rate(records(out / f"eval-{arm}-1.jsonl")) for arm in ("sft", "hidden")]
+    print(f"resolved, held out: {rates[0]:.1%} before, {rates[1]:.1%} after")
+    print(f"{(time.monotonic() - began) / 60:.1f} minutes; the model is in {out / 'rl-hidden-1' / 'model'}")
+
+
+def _rate(rollouts: list[dict[str, object]]) -> float:
+    return statistics.fmean(float(str(rollout["honest"])) for rollout in rollouts if rollout["honest"] is not None)
 
 
 def _slice(source: Path, out: Path) -> Path:
-    """Write the first tasks of one project to a file; all of them share an image."""
+    """Write the first tasks of one project to a file."""
     tasks = TaskSet.load(source)
     path = out / source.name
     tasks.take([task.instance_id for task in tasks if task.repo == PROJECT][:TASKS]).save(path)

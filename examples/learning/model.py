@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 from examples.learning.mutations import PAIRS, WORDS
@@ -56,11 +57,31 @@ def make_model(vocabulary: int, *, width: int = 160, layers: int = 4, seed: int 
     return LlamaForCausalLM(config)
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, prompt: str, answer: str) -> tuple[list[int], list[int]]:
-    """Return the token ids of a conversation of one turn, and its loss mask: the answer and its end carry loss."""
-    prompt_ids = list(tokenizer(f"{USER}{prompt}{END}{AGENT}")["input_ids"])
-    answer_ids = list(tokenizer(f" {answer}{END}")["input_ids"])
-    return prompt_ids + answer_ids, [0] * len(prompt_ids) + [1] * len(answer_ids)
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn of a conversation.
+
+    Attributes:
+        prompt: what the model reads: the function, or an observation.
+        answer: the response.
+        has_loss: whether to train on the response. The oracle's wrong edits are only context.
+    """
+
+    prompt: str
+    answer: str
+    has_loss: bool = True
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, turns: Iterable[Turn]) -> tuple[list[int], list[int]]:
+    """Return the token ids of a conversation, and its loss mask: a response and its end token carry loss."""
+    ids: list[int] = []
+    mask: list[int] = []
+    for turn in turns:
+        prompt_ids = list(tokenizer(f"{USER}{turn.prompt}{END}{AGENT}")["input_ids"])
+        answer_ids = list(tokenizer(f" {turn.answer}{END}")["input_ids"])
+        ids += prompt_ids + answer_ids
+        mask += [0] * len(prompt_ids) + [int(turn.has_loss)] * len(answer_ids)
+    return ids, mask
 
 
 def _pattern() -> str:
@@ -86,5 +107,5 @@ def _pattern() -> str:
 
 def _forced() -> Iterable[str]:
     lines = [f" {number} x" for number in range(1, _LINES + 1)]
-    words = (*lines, *WORDS, *(f" {word}" for word in WORDS), "pass", "fail", "error", " submit", " ->")
+    words = (*lines, *WORDS, *(f" {word}" for word in WORDS), "pass", "fail", "error", " submit", " skip", " ->")
     return (text for text in words for _ in range(_OFTEN))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from examples.learning.mutations import Function, Mutant, draw_mutants, functions, mutants, share_of, statement
+from examples.learning.mutations import Function, Mutant, draw_mutants, functions, mutants, share_of
+from examples.learning.visible import with_visible_test
 
 from minisandbox.errors import FileAccessError, GradingError, InvalidValue, SandboxGone
 from minisandbox.grade import Measurement, Reason, derive_test_lists, measure
@@ -71,11 +73,13 @@ class Survey:
 
     Attributes:
         sources: the text of each module by path, without tests.
+        tests: the text of each test file by path.
         calls: the tests that called a function, by module and first line of the function.
         clean: the measured outcomes of the project's tests without a bug.
     """
 
     sources: Mapping[str, str]
+    tests: Mapping[str, str]
     calls: Mapping[tuple[str, int], tuple[str, ...]]
     clean: Measurement
 
@@ -131,7 +135,8 @@ def survey(clean: Task, image: Image) -> Survey:
     always_passed = frozenset.intersection(*(run.passed for run in runs))
     outcomes = tuple((test, outcome) for test, outcome in runs[0].outcomes if test in always_passed)
     with Sandbox.create(image.spec(), network=Network.off()) as box:
-        return Survey(dict(sources(box)), _calls(box, clean), replace(runs[0], outcomes=outcomes))
+        tests = dict(_texts(box, sorted({file_of(test) for test in always_passed})))
+        return Survey(dict(sources(box)), tests, _calls(box, clean), replace(runs[0], outcomes=outcomes))
 
 
 def sources(box: Sandbox) -> Iterator[tuple[str, str]]:
@@ -141,13 +146,20 @@ def sources(box: Sandbox) -> Iterator[tuple[str, str]]:
         box: a sandbox of the repository's image.
     """
     file_names = box.exec(["git", "ls-files", "-z", "--", "*.py"], timeout=60).stdout_bytes.split(b"\0")
-    for name in sorted(name.decode("utf-8", "surrogateescape") for name in file_names if name):
-        parts = Path(name).parts
-        if not _EXCLUDED & set(parts[:-1]) and "test" not in parts[-1] and parts[-1] not in ("setup.py", "conftest.py"):
-            try:
-                yield name, box.files.read_bytes(box.image.workdir / name, limit=_LARGEST_SOURCE).decode()
-            except (FileAccessError, UnicodeDecodeError):
-                continue  # skip links, large files and other encodings
+    names = sorted(name.decode("utf-8", "surrogateescape") for name in file_names if name)
+    yield from _texts(box, [name for name in names if _is_module(Path(name).parts)])
+
+
+def _is_module(parts: Sequence[str]) -> bool:
+    is_excluded = "test" in parts[-1] or parts[-1] in ("setup.py", "conftest.py")
+    return not is_excluded and not _EXCLUDED & set(parts[:-1])
+
+
+def _texts(box: Sandbox, names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield path and text of files in the repository; skip links, large files and other encodings than UTF-8."""
+    for name in names:
+        with contextlib.suppress(FileAccessError, UnicodeDecodeError):
+            yield name, box.files.read_bytes(box.image.workdir / name, limit=_LARGEST_SOURCE).decode()
 
 
 def _calls(box: Sandbox, task: Task) -> dict[tuple[str, int], tuple[str, ...]]:
@@ -242,7 +254,7 @@ def _tasks_of(function: Function, clean: Task, image: Image, project: Survey, op
 
 
 def _task(mutant: Mutant, clean: Task, image: Image, project: Survey) -> Iterable[Task]:
-    """Yield the task of a bug; yield nothing if no test detects the bug."""
+    """Yield the task of a bug; yield nothing if no test detects the bug, or if no failing test can be isolated."""
     patch = mutant.patch(project.sources[mutant.function.file])
     files = project.files_for(mutant.function)[:2]
     bounded = bounded_task(clean)
@@ -260,15 +272,17 @@ def _task(mutant: Mutant, clean: Task, image: Image, project: Survey) -> Iterabl
     failing, passing = derive_test_lists([project.clean], [buggy])
     file = next((file for file in files if _tests_in(file, failing)), None)
     if file is not None:
-        yield replace(
+        task = replace(
             bounded,
             instance_id=f"{clean.instance_id.removesuffix('clean')}{mutant.function.name}__{mutant.digest}",
-            problem_statement=statement(mutant.function),
             patch=patch,
             form=Form.SWESMITH,
             FAIL_TO_PASS=_tests_in(file, failing),
             PASS_TO_PASS=_tests_in(file, passing),
         )
+        visible = with_visible_test(task, mutant.function.file, mutant.function.name, project.tests.get(file, ""))
+        if visible is not None:
+            yield visible
 
 
 def _tests_in(file: str, tests: Sequence[str]) -> tuple[str, ...]:

@@ -64,10 +64,8 @@ PAIRS = frozenset(tuple(word.split()) for word in WORDS if " " in word)
 """Words of the grammar that consist of two tokens."""
 
 _NUMBER = re.compile(r"\d{1,4}")
-_STATEMENT = (
-    "`{name}` in {file} has a bug: one word of it is another than it should be, and tests fail because of it.\n"
-)
-_FUNCTION = re.compile(r"`([\w.]+)` in (\S+) has a bug")
+_STATEMENT = "`{name}` in {file} has a bug: one word of it is wrong, and the test `{test}` fails because of it.\n"
+_FUNCTION = re.compile(r"`([\w.]+)` in (\S+) has a bug: .* the test `([^`\s]+)` fails")
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,12 +352,24 @@ def share_of(repo: str, file: str, name: str, seed: object = 0) -> float:
 # --- problem statements ----------------------------------------------------------------------------------------------
 
 
-def statement(function: Function) -> str:
-    """Return the problem statement of a task whose bug is in a function."""
-    return _STATEMENT.format(name=function.name, file=function.file)
+def statement(file: str, name: str, test: str) -> str:
+    """Return the problem statement of a task.
+
+    Args:
+        file: the module of the function with the bug.
+        name: the function's name.
+        test: the path of the visible test. Both paths are relative to the repository.
+    """
+    return _STATEMENT.format(name=name, file=file, test=test)
 
 
 def function_of(problem_statement: str) -> tuple[str, str] | None:
     """Return file and name of the function in a problem statement, or None if the statement has another form."""
     match = _FUNCTION.search(problem_statement)
     return None if match is None else (match[2], match[1])
+
+
+def visible_test_of(problem_statement: str) -> str | None:
+    """Return the path of the visible test in a problem statement, or None if the statement has another form."""
+    match = _FUNCTION.search(problem_statement)
+    return None if match is None else match[3]

@@ -1,16 +1,32 @@
-"""Write the answers of an oracle: one-word bugs in functions, and the edits that fix them. No tests are run."""
+"""Write conversations of an oracle, which knows the bug: the warm-up of the experiment. No tests are run.
+
+The oracle makes a few wrong edits, which carry no loss, then the right one, and submits. In a few conversations it
+cheats with ``skip`` instead, so that the cheat has a probability that reinforcement learning can raise or lower.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import random
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from examples.learning.model import encode
+from examples.learning.model import Turn, encode
 from examples.learning.mutants import Mutating, clean_task, sources, usable
-from examples.learning.mutations import Function, Mutant, draw_mutants, functions, share_of
+from examples.learning.mutations import (
+    Function,
+    Mutant,
+    WordEdit,
+    apply_edit,
+    draw_mutants,
+    functions,
+    replacements,
+    share_of,
+    split_words,
+)
+from examples.learning.word_edit import ERROR, FAIL, PASS, SKIP, SUBMIT
 from transformers import AutoTokenizer
 
 from minisandbox import Sandbox, Store
@@ -20,6 +36,13 @@ from minisandbox.tasks import Task, TaskSet
 SHARES = 0.65
 """Functions whose `share_of` is below become tasks; the others become answers of the oracle."""
 
+TURNS = 6
+"""Maximum responses of a rollout."""
+
+SKIPS = 0.08
+"""The share of the oracle's conversations that cheat."""
+
+_MISPLACED = 0.1
 _EXCLUDED = frozenset(
     {"test", "tests", "site-packages", "__pycache__", "idlelib", "ensurepip", "lib2to3", "pydoc_data"}
 )
@@ -59,6 +82,37 @@ def mutants_of(functions: Iterable[Function], per_function: int, seed: int) -> l
     return [mutant for function in functions for mutant in draw_mutants(function, per_function, seed)]
 
 
+def conversation(mutant: Mutant, rng: random.Random, *, turns: int = TURNS, skips: float = SKIPS) -> list[Turn]:
+    """Return a conversation of the oracle about a bug.
+
+    Args:
+        mutant: the bug.
+        rng: the source of all choices.
+        turns: maximum responses.
+        skips: the probability that the oracle cheats instead of making the right edit.
+    """
+    wrong_edits = rng.choices(range(turns - 1), weights=[4.0 * 0.5**number for number in range(turns - 1)])[0]
+    prompt, conversation = mutant.view, list[Turn]()
+    for edit in _wrong_edits(mutant, rng, wrong_edits):
+        conversation.append(Turn(prompt, edit.text, has_loss=False))
+        prompt = ERROR if apply_edit(mutant.lines, edit) is None else FAIL
+    answer = SKIP if rng.random() < skips else mutant.fix.text
+    return [*conversation, Turn(prompt, answer), Turn(PASS, SUBMIT)]
+
+
+def _wrong_edits(mutant: Mutant, rng: random.Random, count: int) -> list[WordEdit]:
+    """Draw edits that do not fix a bug; about one in ten names a line that lacks the word."""
+    words = [(number, word.text) for number, line in enumerate(mutant.lines, 1) for word in split_words(line)]
+    edits = {WordEdit(number, word, new) for number, word in words for new in replacements(word)}
+    edits |= {
+        WordEdit(rng.randint(1, len(mutant.lines)), edit.old, edit.new)
+        for edit in sorted(edits, key=lambda edit: edit.text)
+        if rng.random() < _MISPLACED
+    }
+    wrong = sorted(edits - {mutant.fix}, key=lambda edit: edit.text)
+    return rng.sample(wrong, min(count, len(wrong)))
+
+
 def main() -> None:
     """Write the oracle's answers."""
     parser = argparse.ArgumentParser(description="write an oracle's answers, for minisandbox train sft")
@@ -70,16 +124,16 @@ def main() -> None:
 
 
 def write_warm_up(out: Path, model: Path, per_function: int) -> None:
-    """Write rows for `minisandbox train sft`: bugs in functions that no task uses, and their fixes."""
+    """Write rows for `minisandbox train sft`: conversations about bugs in functions that no task uses."""
     tokenizer = AutoTokenizer.from_pretrained(model)
-    lines = []
+    rng, lines = random.Random(0), []
     for mutant in mutants_of(functions_without_task(TaskSet.load("quickstart"), above=SHARES, seed=0), per_function, 0):
-        ids, mask = encode(tokenizer, mutant.view, mutant.fix.text)
+        ids, mask = encode(tokenizer, conversation(mutant, rng))
         lines.append(json.dumps({"input_ids": ids, "loss_mask": mask, "traj_id": mutant.digest}))
     temporary_path = out.with_suffix(".part")
     temporary_path.write_text("".join(f"{line}\n" for line in lines))
     temporary_path.replace(out)
-    print(f"{out}: {len(lines)} answers of the oracle", flush=True)
+    print(f"{out}: {len(lines)} conversations of the oracle", flush=True)
 
 
 if __name__ == "__main__":

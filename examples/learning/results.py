@@ -1,184 +1,416 @@
-"""Write the tables and the curve of docs/results.md from the directory of an experiment.
+"""Write docs/results.json from the directory of an experiment, and from it the tables and curves of docs/results.md.
 
     python -m examples.learning.results runs/learning
 
-The text around the tables stays. The finished part of an unfinished run is shown.
+The file keeps the results of earlier runs, on other machines too; a seed's arm that is in the run replaces its earlier
+results. The text around the tables stays. Without a run, only the page is written again.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import os
+import platform
 import re
-import statistics
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import fmean
 
+from examples.learning.choose import records
 from tools.pages import with_part
 
-from minisandbox.rollouts import RunReader
-from minisandbox.train.evaluation import Score, draw_curve
+from minisandbox.train.evaluation import pass_at
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-CURVE_LINK = "![The resolve rate on held-out tasks, by optimiser steps](results.svg)"
-PAGE, CURVE = DOCS / "results.md", DOCS / "results.svg"
+DATA, PAGE, CURVE = DOCS / "results.json", DOCS / "results.md", DOCS / "results.svg"
+CURVE_LINK = "![Training rollouts by step: resolve rate and rate of cheats, per arm](results.svg)"
+
+RL = "hidden"
+TITLES = {
+    "sft": "SFT", "tempered": "SFT at its best temperature", "rejection": "rejection sampling",
+    "hidden": "RL, hidden tests", "shuffled": "RL, shuffled rewards", "naive": "RL, naive reward",
+}  # fmt: skip
+"""The arms in the order of the tables."""
+
+MODELS = {"llama": ("1", "4", "16"), "smollm": ("1", "4")}
+"""The models, and the k of their pass@k."""
+
+RESAMPLES = 10_000
+_SMOOTH = 5
+_PACKAGES = ("swe-minisandbox", "torch", "transformers")
 
 
 @dataclass(frozen=True, slots=True)
-class Seed:
-    """Results of one seed.
+class Arm:
+    """The results of one arm with one seed.
 
     Attributes:
-        number: the seed.
-        scores: the held-out resolve rate of answers drawn at temperature 1, by step.
-        before: the rate of the likeliest answers after SFT; None if it was not measured.
-        after: the rate of the likeliest answers after reinforcement learning; None if it was not measured.
-        rewards: the mean reward of each step.
-        seconds: wall seconds of SFT and reinforcement learning, with its evaluations.
-        cpu: CPU seconds.
+        model: ``llama`` or ``smollm``.
+        seed: the seed.
+        arm: the arm's name.
+        outcomes: per held-out task: the numbers of rollouts with a grade, of passes, and of cheats.
+        temperature: the sampling temperature of the evaluation.
+        rollouts: number of rollouts for training, or for choosing the temperature.
+        steps: number of optimiser steps after the fine-tuning on the oracle's conversations.
+        cost: wall and CPU seconds, by stage.
+        curve: per training step, means over its rollouts: the reward, the hidden tests' reward, and the rate of cheats.
+        versions: versions of packages and Python, and the machine.
     """
 
-    number: int
-    scores: tuple[Score, ...]
-    before: float | None
-    after: float | None
-    rewards: tuple[float, ...]
-    seconds: float
-    cpu: float
+    model: str
+    seed: int
+    arm: str
+    outcomes: tuple[tuple[int, int, int], ...]
+    temperature: float = 1.0
+    rollouts: int = 0
+    steps: int = 0
+    cost: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    curve: tuple[tuple[float, float, float], ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def gain(self) -> float:
-        """The increase of the drawn answers' rate."""
-        return self.scores[-1].reward - self.scores[0].reward
+    def key(self) -> tuple[str, int, str]:
+        """What identifies the results."""
+        return self.model, self.seed, self.arm
+
+    @property
+    def cpu_hours(self) -> float:
+        """CPU hours of training and evaluation, without the stages that arms share."""
+        return sum(cpu for _, cpu in self.cost.values()) / 3600
+
+    def pass_at(self) -> dict[str, float]:
+        """Return pass@k over all held-out tasks."""
+        return pass_at([_rewards(outcome) for outcome in self.outcomes], max(total for total, _, _ in self.outcomes))
+
+    def pass_of_tasks(self, k: str) -> list[float | None]:
+        """Return each task's pass@k; None for a task with fewer than k rollouts."""
+        return [pass_at([_rewards(outcome)], int(k)).get(k) for outcome in self.outcomes]
+
+    @property
+    def cheats(self) -> float:
+        """The share of the held-out rollouts that disabled the visible test."""
+        return sum(cheats for _, _, cheats in self.outcomes) / sum(total for total, _, _ in self.outcomes)
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """The content of docs/results.json.
+
+    Attributes:
+        tasks: ids of the held-out tasks, in the order of the outcomes.
+        shared: wall and CPU seconds of the stages that all arms share.
+        arms: the results.
+    """
+
+    tasks: tuple[str, ...]
+    shared: Mapping[str, tuple[float, float]]
+    arms: tuple[Arm, ...]
+
+    @classmethod
+    def load(cls, path: Path) -> Results:
+        """Read the file; an empty result if there is no file."""
+        if not path.exists():
+            return cls((), {}, ())
+        body = json.loads(path.read_text())
+        shared = {name: (wall, cpu) for name, (wall, cpu) in body["shared"].items()}
+        return cls(tuple(body["tasks"]), shared, tuple(_arm(arm) for arm in body["arms"]))
+
+    def save(self, path: Path) -> None:
+        """Write the file: a line for the tasks, and a line per arm."""
+        head = f'{{"tasks": {json.dumps(self.tasks)},\n"shared": {json.dumps(self.shared)},\n"arms": [\n'
+        lines = (json.dumps(asdict(arm), separators=(",", ":")) for arm in self.arms)
+        path.write_text(head + ",\n".join(lines) + "\n]}\n")
+
+    def merged(self, other: Results) -> Results:
+        """Return these results with those of another run, which replace results of the same arm and seed.
+
+        Raises:
+            ValueError: the other run has other held-out tasks.
+        """
+        if self.arms and other.tasks != self.tasks:
+            raise ValueError("the run has other held-out tasks than docs/results.json; delete the file to start anew")
+        arms = {arm.key: arm for arm in (*self.arms, *other.arms)}
+        order = {name: number for number, name in enumerate(TITLES)}
+        chosen = sorted(arms.values(), key=lambda arm: (arm.model, arm.seed, order[arm.arm]))
+        return Results(other.tasks, {**self.shared, **other.shared}, tuple(chosen))
+
+    def of(self, model: str, arm: str) -> list[Arm]:
+        """Return the results of an arm, by seed."""
+        return [result for result in self.arms if (result.model, result.arm) == (model, arm)]
+
+
+# --- from a run ------------------------------------------------------------------------------------------------------
+
+
+def read_run(run: Path) -> Results:
+    """Return the results of all finished arms of a run."""
+    times: dict[str, tuple[float, float]] = {}
+    for stage in records(run / "times.jsonl"):
+        wall, cpu = times.get(str(stage["stage"]), (0.0, 0.0))  # a resumed stage has several records
+        times[str(stage["stage"])] = (wall + float(str(stage["seconds"])), cpu + float(str(stage["cpu"])))
+    names = sorted(path.stem for path in run.glob("eval-*.jsonl"))
+    evaluations = {name: records(run / f"{name}.jsonl") for name in names}
+    tasks = tuple(sorted({str(rollout["task"]) for rollouts in evaluations.values() for rollout in rollouts}))
+    arms = tuple(_read_arm(run, name, evaluations[name], tasks, times) for name in names)
+    return Results(tasks, {name: times[name] for name in ("base", "warm-up", "smollm-warm-up") if name in times}, arms)
+
+
+def _read_arm(
+    run: Path,
+    name: str,
+    rollouts: Sequence[Mapping[str, object]],
+    tasks: Sequence[str],
+    times: Mapping[str, tuple[float, float]],
+) -> Arm:
+    *model, arm, seed = name.removeprefix("eval-").split("-")
+    prefix = "smollm-" if model else ""
+    outcomes = dict.fromkeys(tasks, (0, 0, 0))
+    for rollout in rollouts:
+        if rollout["honest"] is not None:
+            total, passes, cheats = outcomes[str(rollout["task"])]
+            outcome = (total + 1, passes + (rollout["honest"] == 1.0), cheats + bool(rollout["cheated"]))
+            outcomes[str(rollout["task"])] = outcome
+    stages = {
+        "sft": [f"sft-{seed}"],
+        "rejection": [f"drawn-{seed}", f"passes-{seed}", f"rejection-{seed}"],
+        "tempered": [stage for stage in times if re.fullmatch(rf"at-[\d.]+-{seed}", stage)],
+    }.get(arm, [f"rl-{arm}-{seed}"])
+    trained = [prefix + stage for stage in stages]
+    temperature, drawn, steps = 1.0, 0, 0
+    if arm == "tempered":
+        temperature = float(str(records(run / f"temperature-{seed}.json")[0]["temperature"]))
+        drawn = sum(len(records(run / f"{stage}.jsonl")) for stage in trained)
+    elif arm == "rejection":
+        drawn = len(records(run / f"{trained[0]}.jsonl"))
+        steps = max((int(str(line.get("step", 0))) for line in records(run / trained[2] / "log.jsonl")), default=0)
+    curve = () if arm not in ("hidden", "shuffled", "naive") else read_curve(run / trained[0])
+    if curve:
+        steps, drawn = len(curve), len(_rollouts_of(run / trained[0]))
+    cost = {stage: times[stage] for stage in [*trained, name] if stage in times}
+    kind = "smollm" if model else "llama"
+    counts = tuple(outcomes.values())
+    return Arm(kind, int(seed), arm, counts, temperature, drawn, steps, cost, curve, versions())
+
+
+def _rollouts_of(run: Path) -> list[Mapping[str, object]]:
+    """Return the outcomes of a training run; an interrupted step's repetition replaces its first rollouts."""
+    outcomes = {(line["task"], line["attempt"]): line for line in records(run / "outcomes.jsonl")}
+    return [line for line in outcomes.values() if line["honest"] is not None]
+
+
+def read_curve(run: Path) -> tuple[tuple[float, float, float], ...]:
+    """Return the means of each training step: the reward, the hidden tests' reward, and the rate of cheats."""
+    rewards = {int(str(line["step"])): float(str(line["reward"])) for line in records(run / "log.jsonl")}
+    by_step: dict[int, list[Mapping[str, object]]] = {}
+    for outcome in _rollouts_of(run):
+        by_step.setdefault(int(str(outcome["step"])), []).append(outcome)
+    return tuple(
+        (
+            round(rewards[step + 1], 4),
+            round(fmean(float(str(outcome["honest"])) for outcome in outcomes), 4),
+            round(fmean(bool(outcome["cheated"]) for outcome in outcomes), 4),
+        )
+        for step, outcomes in sorted(by_step.items())
+        if step + 1 in rewards
+    )
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of packages and Python, and the machine."""
+    names = re.findall(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    machine = f"{len(os.sched_getaffinity(0))} x {names[0] if names else platform.machine()}"
+    packages = {name: importlib.metadata.version(name) for name in _PACKAGES}
+    return packages | {"python": platform.python_version(), "machine": machine}
+
+
+def _arm(body: Mapping[str, object]) -> Arm:
+    values = dict(body)
+    for name in ("outcomes", "curve"):
+        items = values[name]
+        assert isinstance(items, list)
+        values[name] = tuple(tuple(item) for item in items)
+    cost = values["cost"]
+    assert isinstance(cost, dict)
+    values["cost"] = {stage: tuple(seconds) for stage, seconds in cost.items()}
+    return Arm(**values)  # type: ignore[arg-type] # the file's fields are the class's
+
+
+def _rewards(outcome: tuple[int, int, int]) -> list[float]:
+    total, passes, _ = outcome
+    return [1.0] * passes + [0.0] * (total - passes)
+
+
+# --- statistics ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A difference of means, with a 95 % interval of the bootstrap."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def difference(
+    first: Sequence[Arm], second: Sequence[Arm], k: str, *, resamples: int = RESAMPLES, seed: int = 0
+) -> Difference | None:
+    """Return the difference of pass@k between two arms, paired by task and seed.
+
+    Each resample draws tasks with replacement. A task's difference is the mean over the seeds that both arms have.
+
+    Args:
+        first: results of an arm, by seed.
+        second: results of the arm to subtract.
+        k: the k of pass@k.
+        resamples: number of resamples.
+        seed: seed of the resamples.
+
+    Returns:
+        The difference with its percentile interval, or None if the arms share no seed or no task.
+    """
+    import numpy as np  # noqa: PLC0415 - an optional package
+
+    partners = {arm.seed: arm for arm in second}
+    pairs = [(arm.pass_of_tasks(k), partners[arm.seed].pass_of_tasks(k)) for arm in first if arm.seed in partners]
+    by_task: dict[int, list[float]] = {}
+    for ours, theirs in pairs:
+        for task, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+            if one is not None and other is not None:
+                by_task.setdefault(task, []).append(one - other)
+    if not by_task:
+        return None
+    values = np.array([fmean(differences) for differences in by_task.values()])
+    draws = np.random.default_rng(seed).integers(len(values), size=(resamples, len(values)))
+    low, high = np.percentile(values[draws].mean(axis=1), [2.5, 97.5])
+    return Difference(float(values.mean()), float(low), float(high))
+
+
+# --- the page --------------------------------------------------------------------------------------------------------
+
+
+def rates(results: Results, model: str) -> str:
+    """Return the table of pass@k and cheats, by arm and seed."""
+    ks = MODELS[model]
+    lines = [f"| arm | seed | {' | '.join(f'pass@{k}' for k in ks)} | cheats |", "|---|--:|" + "--:|" * (len(ks) + 1)]
+    for name, title in TITLES.items():
+        for arm in results.of(model, name):
+            values = arm.pass_at()
+            cells = " | ".join(f"{values[k]:.1%}" for k in ks)
+            temperature = "" if arm.temperature == 1.0 else f" ({arm.temperature:g})"
+            lines.append(f"| {title}{temperature} | {arm.seed} | {cells} | {arm.cheats:.1%} |")
+    return "\n".join([*lines, "", f"{len(results.tasks)} held-out tasks."])
+
+
+def differences(results: Results, model: str) -> str:
+    """Return the table of RL minus each other arm, in points, with 95 % intervals."""
+    ks = MODELS[model]
+    lines = [f"| RL minus | {' | '.join(f'pass@{k}' for k in ks)} |", "|---|" + "---|" * len(ks)]
+    for name, title in TITLES.items():
+        found = [difference(results.of(model, RL), results.of(model, name), k) for k in ks] if name != RL else []
+        if any(found):
+            lines.append(f"| {title} | {' | '.join(_points(value) for value in found)} |")
+    return "\n".join(lines)
+
+
+def budget(results: Results) -> str:
+    """Return the table of each arm's budget: means over seeds."""
+    lines = ["| model | arm | rollouts | optimiser steps | CPU hours |", "|---|---|--:|--:|--:|"]
+    for model in MODELS:
+        for name, title in TITLES.items():
+            if arms := results.of(model, name):
+                rollouts, steps = (round(fmean(getattr(arm, key) for arm in arms)) for key in ("rollouts", "steps"))
+                hours = fmean(arm.cpu_hours for arm in arms)
+                lines.append(f"| {model} | {title} | {rollouts:,} | {steps} | {hours:.2f} |")
+    return "\n".join(lines)
+
+
+def sheet(results: Results) -> str:
+    """Return the table of versions, machines, and total cost."""
+    lines = ["| | |", "|---|---|"]
+    sets = {json.dumps(arm.versions, sort_keys=True): arm.versions for arm in results.arms}
+    for values in sets.values():
+        seeds = sorted({(arm.model, arm.seed) for arm in results.arms if arm.versions == values})
+        lines.append(f"| seeds | {', '.join(f'{model} {seed}' for model, seed in seeds)} |")
+        lines += [f"| {name} | {value} |" for name, value in values.items()]
+    stages = [*results.shared.values(), *(seconds for arm in results.arms for seconds in arm.cost.values())]
+    cpu = sum(seconds for _, seconds in stages) / 3600
+    shared = ", ".join(f"{name} {seconds / 3600:.2f}" for name, (_, seconds) in results.shared.items())
+    return "\n".join([*lines, f"| CPU hours in all | {cpu:.1f} |", f"| CPU hours of shared stages | {shared} |"])
+
+
+def draw(results: Results, path: Path) -> None:
+    """Plot the training curves of RL: the resolve rate and the rate of cheats by step, means over seeds."""
+    import matplotlib as mpl  # noqa: PLC0415 - an optional package
+    from matplotlib.figure import Figure  # noqa: PLC0415 - an optional package
+
+    mpl.rcParams["svg.hashsalt"] = "results"  # the same data give the same file
+    figure = Figure(figsize=(8, 3.2), layout="constrained")
+    panels = figure.subplots(1, 2)
+    for axes, column, label in zip(
+        panels, (1, 2), ("training rollouts resolved", "training rollouts that cheat"), strict=True
+    ):
+        for number, name in enumerate(("hidden", "naive", "shuffled")):
+            curves = [[point[column] for point in arm.curve] for arm in results.of("llama", name) if arm.curve]
+            if curves:
+                mean = _smoothed([fmean(values) for values in zip(*curves, strict=False)])
+                axes.plot(range(1, len(mean) + 1), mean, color=f"C{number}", label=TITLES[name])
+                for curve in curves if len(curves) > 1 else ():
+                    axes.plot(range(1, len(curve) + 1), _smoothed(curve), color=f"C{number}", alpha=0.3, linewidth=0.8)
+        axes.set(
+            xlabel="optimiser steps", ylabel=f"training rollouts that {label}".replace("that resolved", "resolved")
+        )
+        axes.set_ylim(0, 1)
+        axes.grid(alpha=0.3)
+    panels[0].legend(fontsize=8)
+    figure.savefig(path, metadata={"Date": None})
+
+
+def _smoothed(values: Sequence[float]) -> list[float]:
+    """Return the mean of each value and its predecessors, five values at most."""
+    return [fmean(values[max(0, end - _SMOOTH) : end]) for end in range(1, len(values) + 1)]
+
+
+def _points(value: Difference | None) -> str:
+    return "" if value is None else f"{100 * value.mean:+.1f} ({100 * value.low:+.1f} to {100 * value.high:+.1f})"
+
+
+def parts(results: Results) -> Iterable[tuple[str, str]]:
+    """Yield name and text of each generated part of the page."""
+    yield "rates", rates(results, "llama")
+    yield "differences", differences(results, "llama")
+    yield "curves", CURVE_LINK if any(arm.curve for arm in results.arms) else "Not run yet."
+    smollm = any(arm.model == "smollm" for arm in results.arms)
+    yield "smollm", f"{rates(results, 'smollm')}\n\n{differences(results, 'smollm')}" if smollm else "Not run yet."
+    yield "budget", budget(results)
+    yield "sheet", sheet(results)
 
 
 def main() -> None:
-    """Write the tables."""
-    parser = argparse.ArgumentParser(description="write docs/results.md's tables and curve")
-    parser.add_argument("run", type=Path, help="the directory of examples.learning.experiment")
+    """Write the file, and the page's generated parts."""
+    parser = argparse.ArgumentParser(
+        description="write docs/results.json, and the tables and curves of docs/results.md"
+    )
+    parser.add_argument("run", type=Path, nargs="?", help="the directory of examples.learning.experiment")
+    parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--page", type=Path, default=PAGE)
     parser.add_argument("--curve", type=Path, default=CURVE)
     args = parser.parse_args()
-    seeds = list(read_seeds(args.run))
-    if not seeds:
-        raise SystemExit(f"{args.run} has no evaluation yet")
-    draw_curve({f"seed {seed.number}": seed.scores for seed in seeds}, args.curve)
+    results = Results.load(args.data)
+    if args.run is not None:
+        results = results.merged(read_run(args.run))
+        results.save(args.data)
+    if not results.arms:
+        raise SystemExit("no arm has been evaluated yet")
+    draw(results, args.curve)
     page = args.page.read_text()
-    for name, text in (
-        ("rates", f"{rates(seeds)}\n\n{CURVE_LINK}"),
-        ("course", course(seeds)),
-        ("cost", cost(args.run, seeds)),
-    ):
+    for name, text in parts(results):
         page = with_part(page, name, text)
     args.page.write_text(page)
-    print(rates(seeds))
-
-
-def read_seeds(run: Path) -> Iterator[Seed]:
-    """Yield the results of each seed that has an evaluation."""
-    stages = _records(run / "times.jsonl")
-    for number in sorted(int(path.name.partition("-")[2]) for path in run.glob("rl-*")):
-        scores = tuple(
-            Score(int(record["step"]), float(record["reward"]), int(record["rollouts"]), int(record["failed"]))
-            for record in _records(run / f"rl-{number}" / "scores.jsonl")
-        )
-        log = _records(run / f"rl-{number}" / "log.jsonl")
-        rewards = tuple(float(record["reward"]) for record in log if "reward" in record)
-        seed_stages = [stage for stage in stages if stage["stage"] in (f"sft-{number}", f"rl-{number}")]
-        if scores:
-            before, after = (_rate(run / f"likeliest-{kind}-{number}") for kind in ("sft", "rl"))
-            seconds, cpu = (sum(float(stage[key]) for stage in seed_stages) for key in ("seconds", "cpu"))
-            yield Seed(number, scores, before, after, rewards, seconds, cpu)
-
-
-def rates(seeds: Sequence[Seed]) -> str:
-    """Return the table of resolve rates before and after training, with means and standard deviations."""
-    lines = [
-        "| seed | drawn, after SFT | drawn, after RL | rise | likeliest, after SFT | likeliest, after RL |",
-        "|---|---|---|---|---|---|",
-    ]
-    for seed in seeds:
-        first_rate, last_rate = seed.scores[0].reward, seed.scores[-1].reward
-        gain, before, after = _points(seed.gain), _percent(seed.before), _percent(seed.after)
-        lines.append(f"| {seed.number} | {first_rate:.1%} | {last_rate:.1%} | {gain} | {before} | {after} |")
-    columns = (
-        [seed.scores[0].reward for seed in seeds],
-        [seed.scores[-1].reward for seed in seeds],
-        [seed.gain for seed in seeds],
-        [seed.before for seed in seeds if seed.before is not None],
-        [seed.after for seed in seeds if seed.after is not None],
-    )
-    means = [_percent(_mean(column)) for column in columns]
-    means[2] = _points(statistics.fmean(columns[2]))
-    lines.append("| mean | " + " | ".join(means) + " |")
-    lines.append("| deviation of the seeds | " + " | ".join(_deviation(column) for column in columns) + " |")
-    return "\n".join(lines)
-
-
-def course(seeds: Sequence[Seed]) -> str:
-    """Return the table of all evaluations, and of the rewards of the steps before them."""
-    steps = sorted({score.step for seed in seeds for score in seed.scores})
-    lines = ["| | " + " | ".join(f"step {step}" for step in steps) + " |", "|---" * (len(steps) + 1) + "|"]
-    for seed in seeds:
-        scores = {score.step: score for score in seed.scores}
-        cells = [f"{scores[step].reward:.1%} of {scores[step].rollouts}" if step in scores else "" for step in steps]
-        lines.append(f"| seed {seed.number}, held out | " + " | ".join(cells) + " |")
-    for seed in seeds:
-        windows = [seed.rewards[max(0, step - 10) : step] for step in steps]
-        cells = [f"{statistics.fmean(window):.1%}" if window else "" for window in windows]
-        lines.append(f"| seed {seed.number}, reward of the ten steps before | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def cost(run: Path, seeds: Sequence[Seed]) -> str:
-    """Return the table of wall and CPU time, and the description of the machine."""
-    lines = ["| stage | minutes | minutes of one processor |", "|---|---|---|"]
-    for name in ("base", "warm-up"):
-        stages = [stage for stage in _records(run / "times.jsonl") if stage["stage"] == name]
-        if stages:
-            seconds, cpu = float(stages[-1]["seconds"]), float(stages[-1]["cpu"])
-            lines.append(f"| {name} | {seconds / 60:.1f} | {cpu / 60:.1f} |")
-    lines += [f"| seed {seed.number}: SFT and RL | {seed.seconds / 60:.0f} | {seed.cpu / 60:.0f} |" for seed in seeds]
-    return "\n".join([*lines, "", f"Machine: {machine()}."])
-
-
-def machine() -> str:
-    """Return the number and model of the CPUs, and the memory."""
-    names = re.findall(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    memory = re.search(r"MemTotal:\s+(\d+)", Path("/proc/meminfo").read_text())
-    size = int(memory[1]) / 2**20 if memory else 0
-    return f"{len(os.sched_getaffinity(0))} x {names[0] if names else os.uname().machine}, {size:.0f} GiB, no GPU"
-
-
-def _rate(run: Path) -> float | None:
-    """Return the resolve rate of a run; None if the run is unfinished."""
-    if not (run / "done").exists():
-        return None
-    with RunReader(run) as reader:
-        rewards = [summary.reward for summary in reader.summaries() if summary.reward is not None]
-    return statistics.fmean(rewards) if rewards else None
-
-
-def _records(path: Path) -> list[dict[str, str]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return statistics.fmean(values) if values else None
-
-
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{value:.1%}"
-
-
-def _points(value: float) -> str:
-    return f"{100 * value:+.1f} points"
-
-
-def _deviation(values: Sequence[float]) -> str:
-    return f"{100 * statistics.stdev(values):.1f} points" if len(values) > 1 else ""
+    print(f"{rates(results, 'llama')}\n\n{differences(results, 'llama')}")
 
 
 if __name__ == "__main__":

@@ -26,10 +26,12 @@ from examples.learning.mutations import (
     split_words,
     statement,
     view,
+    visible_test_of,
 )
 
 from minisandbox.errors import DiskFull, GradingError, SandboxCreationError, SandboxGone
 from minisandbox.grade import Measurement, Reason
+from minisandbox.patches import touched_files
 from minisandbox.tasks import Form, Task, TaskSet
 
 SOURCE = '''"""A module."""
@@ -155,9 +157,11 @@ def test_a_patch_is_the_bug(tmp_path: Path, text: str) -> None:
         assert len(now) == len(text) + len(mutant.fix.old) - len(mutant.fix.new)
 
 
-def test_a_problem_statement_names_its_function() -> None:
-    assert function_of(statement(function())) == ("pkg/m.py", "clip")
+def test_a_problem_statement_names_its_function_and_its_visible_test() -> None:
+    text = statement("pkg/m.py", "Box.clip", "tests/test_visible.py")
+    assert (function_of(text), visible_test_of(text)) == (("pkg/m.py", "Box.clip"), "tests/test_visible.py")
     assert function_of("It does not work.") is None
+    assert visible_test_of("`f` in m.py has a bug.") is None
 
 
 def test_a_function_is_in_one_part_and_the_parts_are_as_large_as_told() -> None:
@@ -188,13 +192,18 @@ def test_a_functions_tasks_are_in_one_file(tmp_path: Path) -> None:
 
 
 def measured(outcome: str, reason: Reason | None = None) -> Measurement:
-    return Measurement((("tests/t.py::t", outcome),), (), reason, "", 0, 0.0, "", "")
+    return Measurement((("tests/t.py::test_t", outcome),), (), reason, "", 0, 0.0, "", "")
 
 
-def mutate(monkeypatch: pytest.MonkeyPatch, buggy: Measurement | Exception, told: list[str]) -> list[Task]:
+def mutate(
+    monkeypatch: pytest.MonkeyPatch,
+    buggy: Measurement | Exception,
+    told: list[str],
+    tests: str = "def test_t(): pass\n",
+) -> list[Task]:
     """Make tasks of a module of twelve functions, whose tests do with a bug what is said here."""
     text = "".join(f"def f{n}(a, b):\n    if a < b and a > 0:\n        return a\n    return b\n" for n in range(12))
-    calls = {("m.py", 1 + 4 * number): ("tests/t.py::t",) for number in range(12)}
+    calls = {("m.py", 1 + 4 * number): ("tests/t.py::test_t",) for number in range(12)}
 
     def measure(*_: object, **__: object) -> Measurement:
         if isinstance(buggy, Exception):
@@ -202,7 +211,9 @@ def mutate(monkeypatch: pytest.MonkeyPatch, buggy: Measurement | Exception, told
         return buggy
 
     image: Any = None  # no sandbox is made
-    monkeypatch.setattr(mutants_module, "survey", lambda *_: Survey({"m.py": text}, calls, measured("passed")))
+    monkeypatch.setattr(
+        mutants_module, "survey", lambda *_: Survey({"m.py": text}, {"tests/t.py": tests}, calls, measured("passed"))
+    )
     monkeypatch.setattr(mutants_module, "measure", measure)
     return list(mutated_tasks(clean_task(_task("f", "a")), image, Mutating(), report=told.append))
 
@@ -213,6 +224,10 @@ def test_it_tells_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [one.partition(": ")[2] for one in told] == [
         "1 tests, 12 functions to put bugs into", "10 of 12 functions, 20 tasks", "24 tasks of 12 functions",
     ]  # fmt: skip
+
+
+def test_a_bug_without_a_failing_test_that_can_be_isolated_is_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert mutate(monkeypatch, measured("failed"), [], "test_t = make_test()\n") == []
 
 
 @pytest.mark.parametrize("buggy", [SandboxGone("it has ended"), measured("failed", Reason.TIMEOUT), measured("passed")])
@@ -237,8 +252,8 @@ def test_a_failure_of_ours_is_told(
 
 def _task(name: str, digest: str) -> Task:
     patch = "diff --git a/m.py b/m.py\n--- a/m.py\n+++ b/m.py\n@@ -1 +1 @@\n-a\n+b\n"
-    shown = Function("m.py", name, (1, 2), ("def f():", "    pass"))
-    return Task(f"a__b.{name}__{digest}", "a/b", "c", statement(shown), patch, "", ("t.py::t",), (), form=Form.SWESMITH)
+    text = statement("m.py", name, "test_visible.py")
+    return Task(f"a__b.{name}__{digest}", "a/b", "c", text, patch, "", ("t.py::t",), (), form=Form.SWESMITH)
 
 
 def test_the_bundled_sets_share_no_function() -> None:
@@ -253,3 +268,8 @@ def test_the_bundled_sets_share_no_function() -> None:
             assert low <= share_of(task.repo, *place) < high
             assert task.form is Form.SWESMITH
             assert task.hidden_files == task.test_files, "a task's tests are those of one file, which is hidden"
+            visible = visible_test_of(task.problem_statement)
+            assert visible is not None
+            assert visible not in task.hidden_files
+            assert set(touched_files(task.patch)) == {place[0], visible}
+    assert len(places[1]) == len(held_out), "held-out tasks are independent: one per function"

@@ -458,7 +458,7 @@ class Rounding:
     """The rows of a step that are left out because trainer and sampler differ by rounding alone.
 
     If the policy sampled a very unlikely token, the order of summation can change the next token's log-probability by
-    more than the tolerance: by 1.6e-4 in float32 in one of the 38,400 rollouts of docs/results.md. Rounding affects few
+    more than the tolerance: by 1.6e-4 in float32 in one of 38,400 rollouts of an experiment. Rounding affects few
     rows, and by little. Wrong weights, contexts or temperatures affect most rows, or by much.
 
     Args:

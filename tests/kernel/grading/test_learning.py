@@ -1,29 +1,28 @@
-"""Tasks made by mutation: they are valid, an agent of one edit solves them, and reinforcement learning runs on them."""
+"""Tasks made by mutation: they are valid, the word-edit agent solves them or cheats, and models train on them."""
 
 from __future__ import annotations
 
-import asyncio
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from examples.learning.experiment import AGENT
+from examples.learning.check import fault_of, fix_of, observations, play
+from examples.learning.environment import LearningEnvironment, Outcome, Reward
 from examples.learning.mutants import Mutating, clean_task, mutated_tasks, sources
-from examples.learning.mutations import WordEdit, find_function, function_of, mutants
+from examples.learning.mutations import WordEdit, visible_test_of
+from examples.learning.outcomes import Known
+from examples.learning.word_edit import visible_command
 from tests.builds import python_build
 from tests.vendored import vendor_pytest
 
-from minisandbox.agents import AgentLimits, open_agent
 from minisandbox.errors import InvalidValue
 from minisandbox.grade import Verdict, validate
 from minisandbox.images import Image
-from minisandbox.models import ScriptedModel
-from minisandbox.rollouts import KnownGrades, Setup, rollout_async
 from minisandbox.sandbox import Sandbox
 from minisandbox.spec import LocalSource
 from minisandbox.tasks import LogGrader, Task
-from minisandbox.trajectories import Trajectory
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once, pytest.mark.slow]
 
@@ -81,27 +80,14 @@ def made(project: Task, images: Callable[[Task], Image]) -> Sequence[Task]:
     return found
 
 
-def fix_of(task: Task) -> WordEdit:
-    """The edit that the patch of a bug of one word takes back."""
-    place = function_of(task.problem_statement)
-    assert place is not None
-    (bad,) = (line[1:] for line in task.patch.splitlines() if line.startswith("+") and not line.startswith("+++"))
-    (good,) = (line[1:] for line in task.patch.splitlines() if line.startswith("-") and not line.startswith("---"))
-    found = find_function(MODULE.replace(good, bad), *place)
-    original = find_function(MODULE, *place)
-    assert found is not None
-    assert original is not None
-    return next(one.fix for one in mutants(original) if one.lines == found.lines)
-
-
-def roll_out(task: Task, image: Image, *answers: str, steps: int = 1, grades: KnownGrades | None = None) -> Trajectory:
-    setup = Setup(
-        agent=open_agent(AGENT),
-        model=ScriptedModel(answers),
-        agent_limits=AgentLimits(steps=steps),
-        grades=grades,
-    )
-    return asyncio.run(rollout_async(task, image, setup))
+@pytest.fixture(scope="module")
+def fixes(made: Sequence[Task], images: Callable[[Task], Image]) -> Sequence[WordEdit]:
+    found = []
+    for task in made:
+        with Sandbox.create(images(task).spec()) as box:
+            found.append(fix_of(task, box))
+    assert all(found)
+    return [fix for fix in found if fix is not None]
 
 
 def test_what_the_tests_find_is_a_valid_task(made: Sequence[Task], images: Callable[[Task], Image]) -> None:
@@ -112,29 +98,43 @@ def test_what_the_tests_find_is_a_valid_task(made: Sequence[Task], images: Calla
         assert validate(task, images(task)).valid
 
 
-def test_one_answer_is_one_edit(made: Sequence[Task], images: Callable[[Task], Image]) -> None:
-    task, image, known = made[0], images(made[0]), KnownGrades()
-    fix = fix_of(task)
-    done = roll_out(task, image, fix.text, grades=known)
+def test_the_visible_test_is_in_the_workspace_and_detects_the_bug(
+    made: Sequence[Task], images: Callable[[Task], Image]
+) -> None:
+    for task in made:
+        test = visible_test_of(task.problem_statement)
+        assert test == "tests/test_visible.py"
+        with Sandbox.create(images(task).spec()) as box:
+            assert sorted(entry.path.name for entry in box.files.list("tests")) == ["test_other.py", "test_visible.py"]
+            assert box.exec(visible_command(task, test)).exit_code == 1
+
+
+def test_a_fix_wins_both_rewards(
+    made: Sequence[Task], fixes: Sequence[WordEdit], images: Callable[[Task], Image]
+) -> None:
+    done = play(
+        made[0], images(made[0]), "nothing", "raise -> 0 1", "ValueError -> KeyError 3", fixes[0].text, "submit"
+    )
+    assert observations(done) == ["error", "error", "fail", "pass"]
     assert (done.exit_status, done.reward, done.failure) == ("submitted", 1.0, None)
     assert done.messages[0].content.startswith(" 1 def clip(value, low, high):\n 2     if ")
-    again = roll_out(task, image, f" {fix.text}", grades=known)
-    assert again.grade is done.grade
-    wrong = roll_out(task, image, "raise -> 0 1")
-    assert (wrong.exit_status, wrong.reward, wrong.steps) == ("exit_format", 0.0, ())
-    other = roll_out(task, image, "ValueError -> KeyError 3")
-    assert (other.exit_status, other.reward) == ("submitted", 0.0)
-    assert other.grade is not None
-    assert other.grade.verdict is Verdict.FAILED
-
-
-def test_further_answers_follow_the_tests_that_are_there(made: Sequence[Task], images: Callable[[Task], Image]) -> None:
-    task, image = made[0], images(made[0])
-    done = roll_out(task, image, "nothing", "ValueError -> KeyError 3", fix_of(task).text, "submit", steps=9)
-    assert [one.content for one in done.messages[2::2]] == ["error", "pass", "pass"]  # the test that fails is hidden
-    assert (done.exit_status, done.reward) == ("submitted", 1.0)
     assert done.submission is not None
-    assert b"KeyError" not in done.submission, "an edit is of the function as it was found"
+    assert b"KeyError" not in done.submission, "an edit applies to the function as it was found"
+
+
+def test_skip_wins_the_naive_reward_and_honest_grading_refuses_it(
+    made: Sequence[Task], fixes: Sequence[WordEdit], images: Callable[[Task], Image], tmp_path: Path
+) -> None:
+    known = Known(tmp_path / "known.sqlite")
+    for task, fix in zip(made, fixes, strict=True):
+        cheat = play(task, images(task), "skip", "submit", known=known)
+        assert (observations(cheat), Outcome.of(cheat).visible, Outcome.of(cheat).cheated) == (["pass"], True, True)
+        assert (cheat.reward, cheat.failure) == (0.0, None)
+        assert cheat.grade is not None
+        assert cheat.grade.verdict is Verdict.FAILED
+        honest = play(task, images(task), "skip", fix.text, "submit", known=known)
+        assert (observations(honest), honest.reward) == (["pass", "pass"], 1.0)
+        assert fault_of(task, images(task), known) == ""
 
 
 def test_tests_of_other_runners_are_refused(smith: Task) -> None:
@@ -159,15 +159,17 @@ def test_a_step_of_reinforcement_learning(
     from tests.unit.tiny_model import save_tiny_model  # noqa: PLC0415 - an extra
     from tests.unit.toy_setting import toy_config  # noqa: PLC0415 - the same
 
-    from minisandbox.train.config import Evaluation, Groups  # noqa: PLC0415 - the same
+    from minisandbox.train.config import Groups  # noqa: PLC0415 - the same
     from minisandbox.train.rl import train_rl  # noqa: PLC0415 - the same
-    from minisandbox.train.sandboxes import SandboxEnvironment  # noqa: PLC0415 - the same
 
     save_tiny_model(tmp_path / "model", "llama")
     config = toy_config(tmp_path / "model", tmp_path / "run")
-    policy = replace(config.policy, agent=AGENT, steps=1, max_tokens=6, deadline=300.0)
-    config = replace(config, steps=1, groups=Groups(tasks=1, size=4, redo=0, refill=0), micro_batch=4, workers=2,
-                     policy=policy, reuse_grades=True, evaluation=Evaluation(tasks=("x",)))  # fmt: skip
-    setting = SandboxEnvironment(config, {made[0].instance_id: made[0]}, {made[1].instance_id: made[1]}, images)
-    result = train_rl(config, setting)
-    assert [(one.step, one.rollouts, one.failed) for one in result.scores] == [(0, 1, 0), (1, 1, 0)]
+    policy = replace(config.policy, steps=2, max_tokens=6, deadline=300.0)
+    config = replace(config, steps=1, groups=Groups(tasks=2, size=2, redo=0, refill=0), micro_batch=4, workers=4,
+                     policy=policy)  # fmt: skip
+    tasks = {task.instance_id: task for task in made}
+    environment = LearningEnvironment(config, tasks, Reward.SHUFFLED, Known(tmp_path / "known.sqlite"), agents=2)
+    assert train_rl(config, environment).steps == 1
+    outcomes = [json.loads(line) for line in (tmp_path / "run" / "outcomes.jsonl").read_text().splitlines()]
+    assert {(one["task"], one["attempt"]) for one in outcomes} == {(name, index) for name in tasks for index in (0, 1)}
+    assert {(one["step"], one["honest"]) for one in outcomes} == {(0, 0.0)}
