@@ -14,13 +14,13 @@ import time
 from pathlib import Path
 
 from examples.learning.choose import records
-from examples.learning.experiment import HELD_OUT, TRAIN, Experiment
+from examples.learning.experiment import HELD_OUT, TRAIN, Experiment, Subject
 
 from minisandbox.tasks import TaskSet
 
 PROJECT = "mahmoud/boltons"
 TASKS = 8
-SETTINGS = (f"groups.tasks={TASKS}", "optimizer.learning_rate=6e-4", "micro_batch=64", "checkpoints.every=4")
+SETTINGS = ("optimizer.learning_rate=6e-4", "micro_batch=64", "checkpoints.every=4")
 
 
 def main() -> None:
@@ -30,10 +30,8 @@ def main() -> None:
     out, began = parser.parse_args().out, time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
     train, held_out = _slice(TRAIN, out), _slice(HELD_OUT, out)
-    Experiment(
-        out, seeds=(1,), arms=("sft", "hidden"), rows=6000, steps=16, attempts=4, train=train, held_out=held_out,
-        settings=SETTINGS,
-    ).run()  # fmt: skip
+    llama = Subject(arms=("sft", "hidden"), steps=16, attempts=4, rl=SETTINGS)
+    Experiment(out, seeds=(1,), rows=6000, train=train, held_out=held_out, llama=llama).run()
     rewards = [float(str(line["reward"])) for line in records(out / "rl-hidden-1" / "log.jsonl")]
     before, after = statistics.fmean(rewards[:2]), statistics.fmean(rewards[-2:])
     print(f"\nreward on the training tasks: {before:.3f} before, {after:.3f} after (means of two steps)")

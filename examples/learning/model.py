@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from examples.learning.mutations import PAIRS, WORDS
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 PAD, USER, AGENT, END = "<|pad|>", "<|user|>", "<|assistant|>", "<|end|>"
 TEMPLATE = (
@@ -72,15 +72,30 @@ class Turn:
     has_loss: bool = True
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, turns: Iterable[Turn]) -> tuple[list[int], list[int]]:
-    """Return the token ids of a conversation, and its loss mask: a response and its end token carry loss."""
+def encode(tokenizer: PreTrainedTokenizerBase, turns: Iterable[Turn]) -> tuple[list[int], list[int]]:
+    """Return the token ids of a conversation, and its loss mask: a response and its end token carry loss.
+
+    Prompts and responses are tokenized apart, as the engine of the rollouts does.
+
+    Args:
+        tokenizer: a tokenizer with a chat template.
+        turns: the conversation.
+    """
+    messages: list[dict[str, str]] = []
     ids: list[int] = []
     mask: list[int] = []
+    text = ""
     for turn in turns:
-        prompt_ids = list(tokenizer(f"{USER}{turn.prompt}{END}{AGENT}")["input_ids"])
-        answer_ids = list(tokenizer(f" {turn.answer}{END}")["input_ids"])
-        ids += prompt_ids + answer_ids
-        mask += [0] * len(prompt_ids) + [int(turn.has_loss)] * len(answer_ids)
+        messages.append({"role": "user", "content": turn.prompt})
+        prompt = str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+        messages.append({"role": "assistant", "content": f" {turn.answer}"})
+        rest = str(tokenizer.apply_chat_template(messages, tokenize=False)).removeprefix(prompt)
+        answer, end, _ = rest.partition(str(tokenizer.eos_token))
+        for part, has_loss in ((prompt.removeprefix(text), False), (answer + end, turn.has_loss)):
+            part_ids = tokenizer(part, add_special_tokens=False)["input_ids"]
+            ids += part_ids
+            mask += [int(has_loss)] * len(part_ids)
+        text = prompt + answer + end
     return ids, mask
 
 

@@ -31,6 +31,8 @@ from transformers import AutoTokenizer
 
 from minisandbox import Sandbox, Store
 from minisandbox.images import build
+from minisandbox.models.engine import fetch_model
+from minisandbox.models.options import LOCAL
 from minisandbox.tasks import Task, TaskSet
 
 SHARES = 0.65
@@ -114,20 +116,23 @@ def _wrong_edits(mutant: Mutant, rng: random.Random, count: int) -> list[WordEdi
 
 
 def main() -> None:
-    """Write the oracle's answers."""
-    parser = argparse.ArgumentParser(description="write an oracle's answers, for minisandbox train sft")
+    """Write the oracle's conversations."""
+    parser = argparse.ArgumentParser(description="write an oracle's conversations, for minisandbox train sft")
     parser.add_argument("out", type=Path)
-    parser.add_argument("--model", type=Path, required=True, help="the model whose tokenizer is used")
+    parser.add_argument("--model", required=True, help="whose tokenizer is used: a directory, or local")
     parser.add_argument("--per-function", type=int, default=8, metavar="N", help="maximum bugs per function")
+    parser.add_argument("--rows", type=int, metavar="N", help="number of conversations, drawn at random (default: all)")
     args = parser.parse_args()
-    write_warm_up(args.out, args.model, args.per_function)
+    model = fetch_model(report=print) if args.model == LOCAL else Path(args.model)
+    write_warm_up(args.out, model, args.per_function, args.rows)
 
 
-def write_warm_up(out: Path, model: Path, per_function: int) -> None:
+def write_warm_up(out: Path, model: Path, per_function: int, rows: int | None = None) -> None:
     """Write rows for `minisandbox train sft`: conversations about bugs in functions that no task uses."""
     tokenizer = AutoTokenizer.from_pretrained(model)
+    bugs = mutants_of(functions_without_task(TaskSet.load("quickstart"), above=SHARES, seed=0), per_function, 0)
     rng, lines = random.Random(0), []
-    for mutant in mutants_of(functions_without_task(TaskSet.load("quickstart"), above=SHARES, seed=0), per_function, 0):
+    for mutant in bugs if rows is None else rng.sample(bugs, min(rows, len(bugs))):
         ids, mask = encode(tokenizer, conversation(mutant, rng))
         lines.append(json.dumps({"input_ids": ids, "loss_mask": mask, "traj_id": mutant.digest}))
     temporary_path = out.with_suffix(".part")

@@ -40,6 +40,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0, help="seed of all sampling, and of the order of --like-rl")
     parser.add_argument("--turns", type=int, default=6, help="maximum responses per rollout")
+    parser.add_argument("--max-tokens", type=int, default=8, help="maximum tokens per response")
     parser.add_argument("--first", type=int, metavar="N", help="use only the first N tasks of a shuffled set")
     parser.add_argument(
         "--like-rl", type=int, nargs=2, metavar=("STEPS", "TASKS"),
@@ -50,10 +51,11 @@ def main() -> None:
     names = chosen(tuple(tasks), args.attempts, args.seed, args.like_rl, args.first)
     engine = TransformersEngine.load(args.model, max_batch=16)
     known = Known(args.known)
+    sampling = Sampling(args.temperature, max_tokens=args.max_tokens)
     with open_thread(engine, known, steps=args.turns, agents=8) as thread:
 
         async def run(task: Task, attempt: int) -> str:
-            draw = Draw(Sampling(args.temperature, max_tokens=8), seed_of(args.seed, task.instance_id, attempt))
+            draw = Draw(sampling, seed_of(args.seed, task.instance_id, attempt))
             for _ in range(TRIES):
                 trajectory = await thread.rollout(task, attempt=attempt, draw=draw)
                 if trajectory.reward is not None:

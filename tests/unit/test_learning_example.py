@@ -16,9 +16,10 @@ import pytest
 for _name in ("torch", "transformers", "tokenizers", "matplotlib"):
     pytest.importorskip(_name, reason="the extra [train] is not installed")
 
-from examples.learning import results  # noqa: E402 - after what they need
+from examples.learning import experiment as experiment_module  # noqa: E402 - after what they need
+from examples.learning import results  # noqa: E402 - the same
 from examples.learning.choose import best_temperature, rejection_rows  # noqa: E402 - the same
-from examples.learning.experiment import ARMS, GROUPS, HERE, SIZE, STEPS, TRAIN, Experiment  # noqa: E402 - the same
+from examples.learning.experiment import ARMS, GROUPS, HERE, LLAMA, SMOLLM, TRAIN, Experiment, Subject  # noqa: E402 - the same
 from examples.learning.model import Turn, encode, train_tokenizer  # noqa: E402 - the same
 from examples.learning.mutations import WORDS, WordEdit  # noqa: E402 - the same
 from examples.learning.oracle import TURNS  # noqa: E402 - the same
@@ -62,8 +63,8 @@ def test_a_conversation_is_what_the_chat_template_makes() -> None:
 
 def test_the_configurations_are_whole() -> None:
     sft, rl = load(SftConfig, str(HERE / "sft.yaml")), load(RlConfig, str(HERE / "rl.yaml"))
-    assert (rl.steps, rl.groups.tasks, rl.groups.size, rl.policy.steps) == (STEPS, GROUPS, SIZE, TURNS)
-    assert rl.workers >= GROUPS * SIZE, "shuffled rewards wait for all rollouts of a step"
+    assert (rl.steps, rl.groups.tasks, rl.groups.size, rl.policy.steps) == (LLAMA.steps, GROUPS, LLAMA.size, TURNS)
+    assert rl.workers >= GROUPS * LLAMA.size, "shuffled rewards wait for all rollouts of a step"
     assert (rl.groups.redo, rl.groups.refill, rl.entropy) == (0, 0, 0.0)
     assert [Path(path).resolve() for path in rl.tasks] == [TRAIN]
     assert sft.device == rl.device == "cpu"
@@ -95,14 +96,14 @@ def test_each_stage_is_a_command_and_finished_stages_are_skipped(
     monkeypatch.setattr(FakeProcess, "ran", ran)
     monkeypatch.setattr(subprocess, "Popen", FakeProcess)
     monkeypatch.setattr(os, "wait4", lambda *_: (0, 0, resource.getrusage(resource.RUSAGE_SELF)))
-    experiment = Experiment(tmp_path, seeds=(1, 2), settings=("groups.size=4",), parallel=2)
+    experiment = Experiment(tmp_path, seeds=(1, 2), parallel=2, llama=Subject(rl=("kl=0.01",)))
     experiment.run()
     trained, drawn, tried = 3, 3, 6
     assert len(ran) == 2 + 2 * (1 + trained + drawn + tried + len(ARMS))
     rl = [words for words in ran if words[0] == "examples.learning.rl"]
     rewards = Counter(words[words.index("--reward") + 1] for words in rl)
     assert rewards == {"hidden": 2, "shuffled": 2, "naive": 2}
-    assert all("groups.size=4" in words for words in rl)
+    assert all("kl=0.01" in words for words in rl)
     tempered = next(words for words in ran if words[-1].endswith("eval-tempered-1.jsonl"))
     assert tempered[tempered.index("--temperature") + 1] == "0.6"
     count = len(ran)
@@ -110,6 +111,26 @@ def test_each_stage_is_a_command_and_finished_stages_are_skipped(
     assert len(ran) == count
     stages = [json.loads(line)["stage"] for line in (tmp_path / "times.jsonl").read_text().splitlines()]
     assert (len(stages), stages[:2]) == (count, ["base", "warm-up"])
+
+
+def test_the_embedded_model_has_stages_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[list[str]] = []
+    monkeypatch.setattr(FakeProcess, "ran", ran)
+    monkeypatch.setattr(subprocess, "Popen", FakeProcess)
+    monkeypatch.setattr(os, "wait4", lambda *_: (0, 0, resource.getrusage(resource.RUSAGE_SELF)))
+    monkeypatch.setattr(experiment_module, "fetch_model", lambda **_: tmp_path / "embedded")
+    Experiment(tmp_path, seeds=(), smollm=True).run()
+    stages = [json.loads(line)["stage"] for line in (tmp_path / "times.jsonl").read_text().splitlines()]
+    assert stages == [
+        "smollm-warm-up", "smollm-sft-1", "eval-smollm-sft-1", "smollm-rl-hidden-1", "eval-smollm-hidden-1",
+        "smollm-drawn-1", "smollm-passes-1", "smollm-rejection-1", "eval-smollm-rejection-1",
+    ]  # fmt: skip
+    (sft,) = (words for words in ran if words[-1].endswith("smollm-sft-1"))
+    assert f"model={tmp_path / 'embedded'}" in sft
+    (rl,) = (words for words in ran if words[0] == "examples.learning.rl")
+    config = load(RlConfig, rl[1], [rl[index + 1] for index, word in enumerate(rl) if word == "--set"])
+    assert (config.steps, config.groups.size, config.policy.steps) == (SMOLLM.steps, SMOLLM.size, SMOLLM.turns)
+    assert config.model == str(tmp_path / "smollm-sft-1" / "model")
 
 
 # --- choosing --------------------------------------------------------------------------------------------------------
