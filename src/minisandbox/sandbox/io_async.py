@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, Protocol, TypeVar
 
+from minisandbox.errors import MiniSandboxError
 from minisandbox.sandbox.backend import Returned, SandboxCore, advance, conclude, mark_unresponsive
 from minisandbox.sandbox.protocol.connection import GRACE, Channel, Connection
 from minisandbox.sandbox.protocol.wire import Call, Operation
@@ -93,13 +94,15 @@ async def _on_loop(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwarg
     return function(*args, **kwargs)
 
 
-async def carry_out(core: SandboxCore, operation: Operation[T], *, disk: bool = False) -> T:
+async def carry_out(core: SandboxCore, operation: Operation[T], *, disk: bool = False, early: bool = False) -> T:
     """Run the calls of an operation one after another; a cancellation also stops the work inside the sandbox.
 
     Args:
         core: the sandbox.
         operation: the operation; it is closed at the end, also after an error.
         disk: whether it reads or writes host files, and so must run in a thread.
+        early: whether to open the first call's job before the operation builds its request, so that a worker wakes up
+            meanwhile.
 
     Returns:
         The value of the operation.
@@ -108,11 +111,18 @@ async def carry_out(core: SandboxCore, operation: Operation[T], *, disk: bool = 
         SandboxGone: the sandbox has ended.
     """
     run: _Run = call_blocking if disk else _on_loop
+    connection: socket.socket | None = None
     try:
+        if early:
+            with contextlib.suppress(MiniSandboxError):  # report an invalid argument first; the call opens a job again
+                connection = await open_job(core)
         while not isinstance(call := await run(advance, operation), Returned):
-            await _drive(core, call, run)
+            await _drive(core, call, run, connection)
+            connection = None
         return call.value
     finally:
+        if connection is not None:
+            connection.close()
         await run(operation.close)
 
 
@@ -136,9 +146,9 @@ async def open_job(core: SandboxCore) -> socket.socket:
             return connection
 
 
-async def _drive(core: SandboxCore, call: Call, run: _Run) -> None:
-    """Run a call on a new socket. An exception closes the socket, which kills the command's process tree."""
-    with await open_job(core) as connection:
+async def _drive(core: SandboxCore, call: Call, run: _Run, early: socket.socket | None) -> None:
+    """Run a call on a socket of its own. An exception closes the socket, which kills the command's process tree."""
+    with early or await open_job(core) as connection:
         try:
             await _converse(call, connection, run)
         except _NoAnswerError:

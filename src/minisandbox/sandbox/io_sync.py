@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar
 
+from minisandbox.errors import MiniSandboxError
 from minisandbox.sandbox.backend import Returned, SandboxCore, advance, conclude, mark_unresponsive
 from minisandbox.sandbox.protocol.connection import GRACE, Channel, Connection
 from minisandbox.sandbox.protocol.wire import Call, Operation
@@ -38,13 +39,21 @@ def call_or_undo(
 # --- calls -----------------------------------------------------------------------------------------------------------
 
 
-def carry_out(core: SandboxCore, operation: Operation[T], *, disk: bool = False) -> T:  # noqa: ARG001 - as in io_async
+def carry_out(
+    core: SandboxCore,
+    operation: Operation[T],
+    *,
+    disk: bool = False,  # noqa: ARG001 - as in io_async
+    early: bool = False,
+) -> T:
     """Run the calls of an operation one after another.
 
     Args:
         core: the sandbox.
         operation: the operation; it is closed at the end, also after an error.
         disk: whether it reads or writes host files; ignored here.
+        early: whether to open the first call's job before the operation builds its request, so that a worker wakes up
+            meanwhile.
 
     Returns:
         The value of the operation.
@@ -52,11 +61,18 @@ def carry_out(core: SandboxCore, operation: Operation[T], *, disk: bool = False)
     Raises:
         SandboxGone: the sandbox has ended.
     """
+    connection: socket.socket | None = None
     try:
+        if early:
+            with contextlib.suppress(MiniSandboxError):  # report an invalid argument first; the call opens a job again
+                connection = core.open_job()
         while not isinstance(call := advance(operation), Returned):
-            _drive(core, call)
+            _drive(core, call, connection)
+            connection = None
         return call.value
     finally:
+        if connection is not None:
+            connection.close()
         operation.close()
 
 
@@ -69,9 +85,9 @@ def open_job(core: SandboxCore) -> socket.socket:
     return core.open_job()
 
 
-def _drive(core: SandboxCore, call: Call) -> None:
-    """Run a call on a new socket. An exception closes the socket, which kills the command's process tree."""
-    with core.open_job() as connection:
+def _drive(core: SandboxCore, call: Call, early: socket.socket | None) -> None:
+    """Run a call on a socket of its own. An exception closes the socket, which kills the command's process tree."""
+    with early or core.open_job() as connection:
         connection.settimeout(call.patience)
         try:
             converse(call, connection)

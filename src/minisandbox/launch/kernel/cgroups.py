@@ -298,13 +298,9 @@ class CgroupFds:
         if self.quota != -1:
             os.write(self.quota, self.no_quota.encode())
 
-    def refusals(self) -> list[int]:
-        """Return the hits of each limit so far: processes killed for memory, then forks refused."""
-        counts = []
-        for descriptor, (_, _, key) in zip(self.counters, _COUNTERS, strict=True):
-            rows = (line.split() for line in os.pread(descriptor, 4096, 0).decode().splitlines())
-            counts.append(next((int(row[1]) for row in rows if row[0] == key), 0))
-        return counts
+    def read_counters(self) -> list[bytes]:
+        """Return the contents of the files in :attr:`counters`."""
+        return [os.pread(descriptor, 4096, 0) for descriptor in self.counters]
 
 
 class LimitCounters:
@@ -327,7 +323,7 @@ class LimitCounters:
         self._disk = disk
         # an anonymous shared mapping: all forked processes share it (mmap(2))
         self._memory_kills = memoryview(mmap.mmap(-1, _NOTED.size + SHARED_SIZE))
-        self._marked_counts = [0, 0]
+        self._marked: tuple[list[bytes], int] = ([], 0)
 
     def limit_upper(self, upper: int, limit: int) -> DiskLimit:
         """Add the limit of an upper on disk. Every process that shares these counters must call this.
@@ -354,19 +350,21 @@ class LimitCounters:
 
     def mark(self) -> None:
         """Remember the counters, so that :meth:`hits` can compare with them."""
-        self._marked_counts = self._counts()
+        self._marked = self._read()
         if self.upper:
             self.upper.mark()
 
     def hits(self) -> list[str]:
         """Return the limits that were hit since the last mark; a full disk counts as a hit of ``disk``."""
-        pairs = zip((MEMORY, PROCESSES), self._marked_counts, self._counts(), strict=True)
-        limits = [name for name, before, after in pairs if after > before]
+        now, limits = self._read(), []
+        if now != self._marked:  # most commands hit no limit, so parsing is rare
+            pairs = zip((MEMORY, PROCESSES), _counts(*self._marked), _counts(*now), strict=True)
+            limits = [name for name, before, after in pairs if after > before]
         return [*limits, DISK] if self._is_full() or (self.upper and self.upper.was_hit()) else limits
 
-    def _counts(self) -> list[int]:
-        killed, refused = self.fds.refusals() if self.fds else (0, 0)
-        return [killed + _NOTED.unpack_from(self._memory_kills)[0], refused]
+    def _read(self) -> tuple[list[bytes], int]:
+        contents = self.fds.read_counters() if self.fds else []
+        return contents, _NOTED.unpack_from(self._memory_kills)[0]
 
     def _is_full(self) -> bool:
         try:
@@ -374,6 +372,15 @@ class LimitCounters:
         except OSError:
             return False
         return status.f_blocks > 0 and (status.f_bavail == 0 or status.f_favail == 0)
+
+
+def _counts(contents: list[bytes], memory_kills: int) -> list[int]:
+    """Return the hits of each limit so far: processes killed for memory, then forks refused."""
+    counts = [memory_kills, 0]
+    for number, content in enumerate(contents):
+        rows = (line.split() for line in content.decode().splitlines())
+        counts[number] += next((int(row[1]) for row in rows if row[0] == _COUNTERS[number][2]), 0)
+    return counts
 
 
 def owners(roots: CgroupRoots) -> Iterator[tuple[str, str]]:

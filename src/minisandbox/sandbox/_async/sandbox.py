@@ -200,7 +200,7 @@ class AsyncSandbox:
             SandboxGone: the sandbox has ended.
         """
         operation = commands.run(self._core, command, timeout=timeout, cwd=cwd, env=env, stdin=stdin, user=user)
-        return await carry_out(self._core, operation)
+        return await carry_out(self._core, operation, early=True)
 
     async def start(
         self,

@@ -201,7 +201,7 @@ class Sandbox:
             SandboxGone: the sandbox has ended.
         """
         operation = commands.run(self._core, command, timeout=timeout, cwd=cwd, env=env, stdin=stdin, user=user)
-        return carry_out(self._core, operation)
+        return carry_out(self._core, operation, early=True)
 
     def start(
         self,

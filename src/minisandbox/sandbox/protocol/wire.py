@@ -279,7 +279,12 @@ def check_runnable(command: str | tuple[str, ...], env: Mapping[str, str], timeo
     parts = (command,) if isinstance(command, str) else command
     if not parts or not parts[0]:
         raise InvalidValue(f"command {command!r} is empty", hint="give a string or a list of strings")
-    if any(b"\0" in encoded(part) for part in (*parts, *env.keys(), *env.values())):
+    texts = (*parts, *env.keys(), *env.values())
+    joined = "".join(texts)
+    if not joined.isascii():
+        for text in texts:
+            encoded(text)
+    if "\0" in joined:
         raise InvalidValue("a NUL character in a command or its environment", hint="pass such data by stdin or a file")
     if any(not name or "=" in name for name in env):
         raise InvalidValue("an environment variable's name is empty or contains '='")
