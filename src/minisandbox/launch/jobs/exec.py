@@ -25,6 +25,8 @@ from .spawn import Pipes, SpawnError, Stdio, spawn, start_nothing
 CHUNK = 1 << 16
 DRAIN = 0.02
 """Seconds to wait for more output of background children once the leader has exited."""
+_OUTPUTS = 2
+"""Pipes of a command's output: stdout and stderr."""
 _MOST_REAPED = 1000
 _LONGEST_WAIT = 3600.0
 """Maximum seconds of one poll(2), which takes an int of milliseconds; the caller's loop polls again."""
@@ -76,6 +78,36 @@ class Capture:
         if not self.dropped:
             return head + tail
         return head + b"\n[... %d bytes dropped ...]\n" % self.dropped + tail
+
+
+class OutputPipes:
+    """Creates the pipes of a command's output ahead of time, while the worker waits for the request."""
+
+    def __init__(self) -> None:
+        self._ready: list[tuple[int, int]] = []
+
+    def prepare(self) -> None:
+        """Create the pipes, unless they exist or no descriptor is free."""
+        with contextlib.suppress(OSError):
+            while len(self._ready) < _OUTPUTS:
+                self._ready.append(os.pipe2(os.O_CLOEXEC))
+
+    def take(self, pipes: Pipes) -> tuple[int, int]:
+        """Hand over a prepared pipe, or a new one; return its read end and its write end.
+
+        Args:
+            pipes: owner of both ends from now on.
+        """
+        if not self._ready:
+            return pipes.make()
+        read_end, write_end = self._ready.pop()
+        return pipes.add(read_end), pipes.add(write_end)
+
+    def close(self) -> None:
+        """Close the prepared pipes."""
+        while self._ready:
+            for descriptor in self._ready.pop():
+                os.close(descriptor)
 
 
 class Leader:
@@ -213,7 +245,7 @@ class Command:
         self._open = set(outputs)
 
     @classmethod
-    def start(cls, job: WorkerJob, start: Callable[[Header, Stdio], int] = spawn) -> Command:
+    def start(cls, job: WorkerJob, output_pipes: OutputPipes, start: Callable[[Header, Stdio], int] = spawn) -> Command:
         """Start the command of a request.
 
         The request has ``argv`` or ``script``, ``env`` (pairs), ``cwd``, ``user``, ``timeout`` (seconds or null),
@@ -226,7 +258,7 @@ class Command:
         request = job.request
         with Pipes() as pipes:
             stdin, stdin_write = pipes.make() if request["stdin"] else (pipes.null(), -1)
-            (out_read, out_write), (err_read, err_write) = pipes.make(), pipes.make()
+            (out_read, out_write), (err_read, err_write) = output_pipes.take(pipes), output_pipes.take(pipes)
             leader = Leader(start(request, Stdio([(stdin, 0), (out_write, 1), (err_write, 2)])), timeout_of(request))
             leader.counters = job.counters
             pipes.keep(*filter(lambda end: end >= 0, (stdin_write, out_read, err_read)))
@@ -334,10 +366,10 @@ class Command:
                 self._read(descriptor, poll)
 
 
-def serve(job: WorkerJob, wakeup: int) -> Command | None:
+def serve(job: WorkerJob, wakeup: int, output_pipes: OutputPipes) -> Command | None:
     """Serve an ``exec`` request; return the command if its background processes are still running, or None."""
     try:
-        command = Command.start(job)
+        command = Command.start(job, output_pipes)
     except SpawnError as error:
         job.fail(error, error.operation, error.path)
         return None
@@ -350,9 +382,9 @@ def serve(job: WorkerJob, wakeup: int) -> Command | None:
     return None
 
 
-def rehearse(job: WorkerJob, wakeup: int) -> None:
+def rehearse(job: WorkerJob, wakeup: int, output_pipes: OutputPipes) -> None:
     """Run the code of a command without starting one, so that memory pages are copied before the first command."""
-    command = Command.start(job, start_nothing)
+    command = Command.start(job, output_pipes, start_nothing)
     command.end_at_once()
     command.watch(job, wakeup)
     command.close()

@@ -22,7 +22,7 @@ from minisandbox.launch.kernel.cgroups import LimitCounters
 
 from . import changes, files, frames, process, shell
 from . import exec as commands
-from .exec import Command
+from .exec import Command, OutputPipes
 from .job import WorkerJob
 
 _IDLE_PATIENCE = 1.0
@@ -63,11 +63,13 @@ def main(
         _limit(getattr(resource, f"RLIMIT_{name}"), value)
     wakeup, wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
+    output_pipes = OutputPipes()
     while True:
         connection = _take_job(control, job_listener)
         _note(notes_pipe, BUSY)
         counters.mark()
-        running_command = _serve(connection, wakeup, notes_pipe, counters)
+        output_pipes.prepare()
+        running_command = _serve(connection, wakeup, notes_pipe, counters, output_pipes)
         if running_command is not None:
             _note(notes_pipe, RETIRED)
             running_command.outlive(wakeup)
@@ -89,7 +91,9 @@ def rehearse(counters: LimitCounters) -> None:
     with client, connection:
         client.sendall(frames.encode(_REHEARSED))
         counters.mark()
-        commands.rehearse(WorkerJob(connection, counters), wakeup)
+        output_pipes = OutputPipes()
+        output_pipes.prepare()
+        commands.rehearse(WorkerJob(connection, counters), wakeup, output_pipes)
     os.close(wakeup)
     os.close(wakeup_write)
 
@@ -143,7 +147,9 @@ def _accept(job_listener: socket.SocketType) -> int:
     return descriptor
 
 
-def _serve(connection: socket.socket, wakeup: int, notes: int, counters: LimitCounters) -> Command | None:
+def _serve(
+    connection: socket.socket, wakeup: int, notes: int, counters: LimitCounters, output_pipes: OutputPipes
+) -> Command | None:
     """Serve one job; return its command if the command's background processes are still running, else None.
 
     A process or a shell occupies its worker until it ends; the worker then exits.
@@ -153,7 +159,8 @@ def _serve(connection: socket.socket, wakeup: int, notes: int, counters: LimitCo
             job = WorkerJob(connection, counters)
             verb = job.request.get("verb")
             if verb == "exec":
-                return commands.serve(job, wakeup)
+                return commands.serve(job, wakeup, output_pipes)
+            output_pipes.close()
             if verb in ("start", "shell"):
                 _note(notes, RETIRED)
                 (process if verb == "start" else shell).serve(job, wakeup)
