@@ -34,6 +34,8 @@ _MAX_FAILURES = 12
 _MOST_AT_ONCE = 1000
 """Children that are reaped before the loop handles other events."""
 _LONGEST_WAIT = 3600.0
+_MOMENT = 1
+"""Milliseconds to wait for a busy worker before another one is forked, which takes more than 2 ms of CPU time."""
 _PATIENCE = 60.0
 """Seconds that the first worker of a spare waits for the sandbox to be requested; then it exits to save memory."""
 
@@ -203,7 +205,19 @@ class Init:
             if self._notes in events:
                 self._take_notes(os.read(self._notes, 4096))
             elif (events.get(CONTROL, 0) | events.get(self._job_listener.fileno(), 0)) & select.POLLIN:
-                self.fork_worker()
+                if not self._is_idle_soon():
+                    self.fork_worker()
+
+    def _is_idle_soon(self) -> bool:
+        """Return whether the only worker reports within a moment that its job is done.
+
+        On a busy machine, a caller often sends its next job before the worker that answered the last one can report.
+        """
+        if not self._primary_pid or self._workers != {self._primary_pid}:
+            return False
+        poll = select.poll()
+        poll.register(self._notes, select.POLLIN)
+        return bool(poll.poll(_MOMENT))
 
     def _end(self, status: int = 0) -> NoReturn:
         """Exit, which kills every process of the sandbox."""
