@@ -24,7 +24,8 @@ from minisandbox.sandbox.protocol.wire import Call, Operation
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_PIECE = 1 << 18
+_PIECE = 1 << 16
+"""Bytes to receive at once: malloc(3) would map and unmap a larger buffer for every answer."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.02
 _THREADS = 64
 

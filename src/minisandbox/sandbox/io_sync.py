@@ -17,7 +17,8 @@ from minisandbox.sandbox.protocol.wire import Call, Operation
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_PIECE = 1 << 18
+_PIECE = 1 << 16
+"""Bytes to receive at once: malloc(3) would map and unmap a larger buffer for every answer."""
 
 
 def call_blocking(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
