@@ -204,9 +204,11 @@ class Init:
                 self._reap()
             if self._notes in events:
                 self._take_notes(os.read(self._notes, 4096))
-            elif (events.get(CONTROL, 0) | events.get(self._job_listener.fileno(), 0)) & select.POLLIN:
-                if not self._is_idle_soon():
-                    self.fork_worker()
+            elif self._has_jobs(events) and not self._is_idle_soon():
+                self.fork_worker()
+
+    def _has_jobs(self, events: dict[int, int]) -> bool:
+        return bool((events.get(CONTROL, 0) | events.get(self._job_listener.fileno(), 0)) & select.POLLIN)
 
     def _is_idle_soon(self) -> bool:
         """Return whether the only worker reports within a moment that its job is done.
