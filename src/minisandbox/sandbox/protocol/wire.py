@@ -279,11 +279,11 @@ def check_runnable(command: str | tuple[str, ...], env: Mapping[str, str], timeo
     parts = (command,) if isinstance(command, str) else command
     if not parts or not parts[0]:
         raise InvalidValue(f"command {command!r} is empty", hint="give a string or a list of strings")
-    texts = (*parts, *env.keys(), *env.values())
-    joined = "".join(texts)
+    strings = (*parts, *env.keys(), *env.values())
+    joined = "".join(strings)
     if not joined.isascii():
-        for text in texts:
-            encoded(text)
+        for string in strings:
+            encoded(string)
     if "\0" in joined:
         raise InvalidValue("a NUL character in a command or its environment", hint="pass such data by stdin or a file")
     if any(not name or "=" in name for name in env):
