@@ -41,6 +41,9 @@ SHARES = 0.65
 TURNS = 6
 """Maximum responses of a rollout."""
 
+LIBRARY_BUGS = 4000
+"""Bugs of the standard library among the oracle's conversations."""
+
 SKIPS = 0.08
 """The share of the oracle's conversations that cheat."""
 
@@ -128,11 +131,21 @@ def main() -> None:
 
 
 def write_warm_up(out: Path, model: Path, per_function: int, rows: int | None = None) -> None:
-    """Write rows for `minisandbox train sft`: conversations about bugs in functions that no task uses."""
-    tokenizer = AutoTokenizer.from_pretrained(model)
+    """Write rows for `minisandbox train sft`: conversations about bugs in functions that no task uses.
+
+    The functions are those of the projects and, for a random sample of bugs, those of the standard library.
+
+    Args:
+        out: the file to write.
+        model: the directory of the model whose tokenizer is used.
+        per_function: maximum bugs per function.
+        rows: number of conversations, drawn at random; None for all.
+    """
+    tokenizer, rng, lines = AutoTokenizer.from_pretrained(model), random.Random(0), []
     bugs = mutants_of(functions_without_task(TaskSet.load("quickstart"), above=SHARES, seed=0), per_function, 0)
-    rng, lines = random.Random(0), []
-    for mutant in bugs if rows is None else rng.sample(bugs, min(rows, len(bugs))):
+    bugs += rng.sample(mutants_of(standard_library(), per_function, 0), LIBRARY_BUGS)
+    rng.shuffle(bugs)
+    for mutant in bugs[:rows]:
         ids, mask = encode(tokenizer, conversation(mutant, rng))
         lines.append(json.dumps({"input_ids": ids, "loss_mask": mask, "traj_id": mutant.digest}))
     temporary_path = out.with_suffix(".part")
