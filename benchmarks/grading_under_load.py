@@ -34,7 +34,8 @@ from minisandbox.runs import as_finished
 from minisandbox.sandbox import Sandbox
 from minisandbox.store import Store
 from minisandbox.tasks import Task, TaskSet
-from minisandbox.types import Limits, MiB
+from minisandbox.types import Limits
+from minisandbox.values import MiB
 
 _BUSY = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
 _ALLOWED = (Verdict.RESOLVED, Verdict.UNCONFIRMED, Verdict.INFRA_ERROR)

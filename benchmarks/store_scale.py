@@ -129,7 +129,8 @@ def timed(store: Store, *words: str) -> tuple[float, float]:
     """Return the wall seconds and CPU seconds of a command."""
     began, used = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
-        [sys.executable, "-m", "minisandbox", *words], env={**os.environ, "MINISANDBOX_STORE": str(store.root)},
+        [sys.executable, "-m", "minisandbox", *words],
+        env={**os.environ, "MINISANDBOX_STORE": str(store.root), "PYTHONDONTWRITEBYTECODE": ""},  # as for users
         stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode and words[0] != "sandbox":

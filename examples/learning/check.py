@@ -25,7 +25,8 @@ from minisandbox.models import ScriptedModel
 from minisandbox.rollouts import Setup, rollout_async
 from minisandbox.tasks import Task, TaskSet
 from minisandbox.trajectories import Trajectory
-from minisandbox.types import MiB, Network
+from minisandbox.types import Network
+from minisandbox.values import MiB
 
 
 def main() -> None:

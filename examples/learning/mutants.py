@@ -17,7 +17,8 @@ from minisandbox.grade import Measurement, Reason, derive_test_lists, measure
 from minisandbox.images import Image
 from minisandbox.sandbox import Sandbox
 from minisandbox.tasks import Form, PytestGrader, Task, file_of
-from minisandbox.types import MiB, Network
+from minisandbox.types import Network
+from minisandbox.values import MiB
 
 UNMEASURED = ("not measured",)
 """FAIL_TO_PASS of a task that was not measured. It names no file, so that no test is hidden."""

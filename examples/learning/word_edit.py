@@ -23,7 +23,7 @@ from minisandbox.agents.session import EXIT_ERROR, Ending, Session
 from minisandbox.errors import FileAccessError
 from minisandbox.models import Message
 from minisandbox.tasks import Task
-from minisandbox.types import MiB
+from minisandbox.values import MiB
 
 SUBMIT, SKIP = "submit", "skip"
 PASS, FAIL, ERROR = "pass", "fail", "error"

@@ -40,7 +40,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2
 
 def clean(text: str) -> str:
     """Replace control characters, so that untrusted text cannot control the terminal."""
-    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+    return text if text.isprintable() else _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 class MiniSandboxError(Exception):

@@ -6,67 +6,32 @@ import enum
 import ipaddress
 import re
 import signal as _signal
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from minisandbox.errors import CommandFailed, InvalidValue
+from minisandbox.values import (  # noqa: F401 - users import these names from here
+    MAX_SIZE,
+    WORKDIR,
+    GiB,
+    JSONValue,
+    KiB,
+    MiB,
+    human_size,
+    parse_size,
+)
 
-JSONValue = None | bool | int | float | str | Sequence["JSONValue"] | Mapping[str, "JSONValue"]
-KiB = 1024
-MiB = 1024 * KiB
-GiB = 1024 * MiB
-
-_MAX_SIZE = 1 << 62
 _MAX_UINT16 = 0xFFFF
 _MAX_CPUS = 100_000
 _MIN_OPEN_FILES = 16  # with fewer, a sandbox cannot start a command
 _MIN_MEMORY = 16 * MiB
 _MAX_LIFETIME = 1e8
-WORKDIR = PurePosixPath("/testbed")
-"""The path of the repository in a built image."""
 ENGINES = ("podman", "docker")  # values of ImageSpec.backend
 LIMITS_HIT = ("memory", "processes", "disk", "file_size", "output")
 """The values that can appear in :attr:`ExecResult.limits_hit`."""
 _MAX_HOSTS = 512
 _MAX_HOST_NAME = 253
 _LABEL = re.compile("[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
-_UNIT_BYTES = {"": 1, "K": KiB, "M": MiB, "G": GiB, "T": 1024 * GiB}
-
-
-def parse_size(value: int | str) -> int:
-    """Convert a size to bytes.
-
-    Args:
-        value: bytes as an int, or text such as ``"512M"``, ``"2G"``, ``"64KiB"`` (powers of 1024).
-
-    Returns:
-        The size in bytes.
-
-    Raises:
-        InvalidValue: the text is not a size, or the size is negative or larger than 2**62 bytes.
-    """
-    if isinstance(value, int) and not isinstance(value, bool):
-        if not 0 <= value <= _MAX_SIZE:
-            raise InvalidValue(f"size {value} is not between 0 and {_MAX_SIZE} bytes", hint="give text such as '2G'")
-        return value
-    match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
-    if match is None:
-        raise InvalidValue(f"{value!r} is not a size", hint="give bytes as an int, or text such as '512M' or '2G'")
-    size = float(match[1]) * _UNIT_BYTES[match[2].upper()]
-    if size > _MAX_SIZE:
-        raise InvalidValue(f"size {value!r} is too large", hint=f"give at most {_MAX_SIZE} bytes")
-    return int(size)
-
-
-def human_size(size: float) -> str:
-    """Format bytes: ``93.1 MiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < KiB:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= KiB
-    return f"{size:.1f} TiB"
 
 
 def is_number(value: object) -> bool:
@@ -121,7 +86,7 @@ class Limits:
     ) -> None:
         counts = {"processes": processes, "open_files": open_files, "inotify": inotify}
         for name, count in counts.items():
-            if type(count) is not int or not 1 <= count <= _MAX_SIZE:  # True is an int too
+            if type(count) is not int or not 1 <= count <= MAX_SIZE:  # True is an int too
                 raise InvalidValue(f"Limits.{name} is {count!r}", hint="give a positive int")
         if open_files < _MIN_OPEN_FILES:
             raise InvalidValue(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tests.conformance.contract import Steps, a_while, case, ended, raises, runs, until
 
 from minisandbox.errors import SandboxGone
-from minisandbox.types import MiB
+from minisandbox.values import MiB
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

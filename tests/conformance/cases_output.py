@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from tests.conformance.contract import case
 
-from minisandbox.types import Limits, MiB, Outcome
+from minisandbox.types import Limits, Outcome
+from minisandbox.values import MiB
 
 if TYPE_CHECKING:
     from tests.conformance.contract import World

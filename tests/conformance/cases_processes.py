@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from tests.conformance.contract import a_while, case, count, ended, raises, runs, until
 
 from minisandbox.errors import FileAccessError, InvalidValue, SandboxGone, WaitTimeout
-from minisandbox.types import ExecResult, Limits, MiB, Outcome, Output
+from minisandbox.types import ExecResult, Limits, Outcome, Output
+from minisandbox.values import MiB
 
 if TYPE_CHECKING:
     from tests.conformance.contract import World

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from tests.conformance.contract import a_while, case, count, runs, until
 
-from minisandbox.types import ExecResult, MiB, Outcome
+from minisandbox.types import ExecResult, Outcome
+from minisandbox.values import MiB
 
 if TYPE_CHECKING:
     from tests.conformance.contract import World

@@ -24,7 +24,7 @@ from minisandbox.images.oci.manifest import Manifest, Platform, container, find_
 from minisandbox.store import remove_tree
 from minisandbox.store.blobs.streams import Blob, LayerStream
 from minisandbox.store.blobs.unpack import Bounds, unpack
-from minisandbox.types import JSONValue
+from minisandbox.values import JSONValue
 from tests.unit.dockerfile_tools import BASE, NOWHERE
 from tests.unit.oci_tools import END, MadeImage, entry, folder, hard_link, link, long_name, pax, record
 

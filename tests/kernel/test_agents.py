@@ -27,7 +27,8 @@ from minisandbox.agents import (
     View,
 )
 from minisandbox.sandbox import AsyncSandbox
-from minisandbox.types import ImageSpec, Limits, MiB
+from minisandbox.types import ImageSpec, Limits
+from minisandbox.values import MiB
 
 pytestmark = pytest.mark.kernel
 

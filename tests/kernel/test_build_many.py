@@ -21,7 +21,7 @@ from minisandbox.images.repair import forget_manual_layers, images_by_hand
 from minisandbox.sandbox import Sandbox
 from minisandbox.spec import LocalSource, PythonRecipe
 from minisandbox.store import Store
-from minisandbox.types import GiB
+from minisandbox.values import GiB
 
 pytestmark = pytest.mark.kernel
 

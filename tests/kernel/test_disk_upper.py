@@ -18,7 +18,8 @@ from minisandbox.host import reaper, registry
 from minisandbox.sandbox import AsyncSandbox, Sandbox, scratch, uppers
 from minisandbox.sandbox.controller import current_controller
 from minisandbox.store import Store
-from minisandbox.types import ImageSpec, Limits, MiB
+from minisandbox.types import ImageSpec, Limits
+from minisandbox.values import MiB
 
 pytestmark = pytest.mark.kernel
 

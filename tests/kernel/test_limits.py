@@ -21,7 +21,8 @@ from minisandbox.sandbox import AsyncSandbox, Sandbox
 from minisandbox.sandbox.controller import current_controller, shut_down
 from minisandbox.sandbox.launcher import NO_GROUPS
 from minisandbox.sandbox.run import SandboxRun
-from minisandbox.types import ImageSpec, Limits, MiB, Outcome
+from minisandbox.types import ImageSpec, Limits, Outcome
+from minisandbox.values import MiB
 
 pytestmark = pytest.mark.kernel
 

@@ -16,7 +16,8 @@ from minisandbox.errors import FileAccessError, InvalidValue, SandboxGone
 from minisandbox.sandbox import Sandbox
 from minisandbox.sandbox.controller import current_controller
 from minisandbox.sandbox.snapshots import MOST_TREES
-from minisandbox.types import ChangeKind, ExecResult, FileType, ImageSpec, Limits, MiB, Mount
+from minisandbox.types import ChangeKind, ExecResult, FileType, ImageSpec, Limits, Mount
+from minisandbox.values import MiB
 
 pytestmark = pytest.mark.kernel
 

@@ -22,7 +22,8 @@ from minisandbox.cli.main import COMMANDS, _split, describe, main, parser
 from minisandbox.errors import clean
 from minisandbox.spec import PythonRecipe
 from minisandbox.trajectories import styles  # noqa: F401 - the same
-from minisandbox.types import Outcome, human_size
+from minisandbox.types import Outcome
+from minisandbox.values import human_size
 
 ROOT = Path(__file__).resolve().parents[2]
 FIRST = "pytoolz__toolz-1.0.0.update_in"

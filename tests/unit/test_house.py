@@ -39,6 +39,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "git": ("host",),
     "reading": (),
     "lazy": (),
+    "values": (),
     "index_settings": ("store",),
     "redaction": (),
     "wheels": (),
@@ -63,7 +64,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 FREE = ("integrations", "cli", "__main__")
 SHARED = (
     "errors", "types", "plugins", "patches", "compression", "syntax", "certificates", "index_settings", "redaction",
-    "wheels", "git", "reading", "lazy",
+    "wheels", "git", "reading", "lazy", "values",
 )  # fmt: skip
 WITHOUT_THIRD_PARTY = ("launch", "egress", "host", "store", "sandbox")
 # Loaded where something is compressed, and only then (docs/dependencies.md).

@@ -12,7 +12,7 @@ from minisandbox.images import lock_of, read_lock, read_pins
 from minisandbox.images.python.lock import PACKAGES, packages_fact
 from minisandbox.spec import Lock, Package
 from minisandbox.store import LayerRecord
-from minisandbox.types import JSONValue
+from minisandbox.values import JSONValue
 
 LOCK = Lock(
     image='odd "name"',

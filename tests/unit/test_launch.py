@@ -28,7 +28,8 @@ from minisandbox.launch.kernel import syscalls
 from minisandbox.sandbox.launcher import Launcher
 from minisandbox.sandbox.plans import SandboxRequest, make_plan, usual_preparations
 from minisandbox.sandbox.run import SandboxRun
-from minisandbox.types import ImageSpec, Limits, Mount, Network, parse_size
+from minisandbox.types import ImageSpec, Limits, Mount, Network
+from minisandbox.values import parse_size
 
 
 def request(**changes: object) -> SandboxRequest:

@@ -12,7 +12,8 @@ from tests.builds import container_build, reference_of
 from minisandbox.errors import TaskFileError
 from minisandbox.spec import DockerfileBase
 from minisandbox.tasks import ContainerBuild, Needs, ScriptGrader, TaskSet
-from minisandbox.types import MiB, Network
+from minisandbox.types import Network
+from minisandbox.values import MiB
 
 DATA = Path(__file__).parents[1] / "data" / "harbor"
 Change = Callable[[Path], object]

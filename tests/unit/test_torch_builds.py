@@ -12,7 +12,7 @@ from minisandbox.images import Interpreter, find_interpreter
 from minisandbox.images.python.torch_builds import is_for_cpu, without_cuda
 from minisandbox.images.steps import install_step, python_step, requirements_step
 from minisandbox.spec import Install, InstallPython, InstallRequirements, LocalSource, PythonRecipe
-from minisandbox.types import WORKDIR
+from minisandbox.values import WORKDIR
 
 
 def test_libraries_of_cuda_go_and_what_only_sounds_alike_stays() -> None:

@@ -21,7 +21,8 @@ from minisandbox.agents.actions import (
     arguments_of,
 )
 from minisandbox.errors import FileAccessError, MiniSandboxError
-from minisandbox.types import FileInfo, FileType, MiB
+from minisandbox.types import FileInfo, FileType
+from minisandbox.values import MiB
 
 MAX_FILE = 4 * MiB
 """Maximum bytes of a file that the tool edits; larger files need commands."""

@@ -26,7 +26,8 @@ from minisandbox.sandbox.engines.client import Client
 from minisandbox.sandbox.engines.images import ensure_image, image_size
 from minisandbox.store import Store
 from minisandbox.tasks import Task
-from minisandbox.types import ENGINES, human_size
+from minisandbox.types import ENGINES
+from minisandbox.values import human_size
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

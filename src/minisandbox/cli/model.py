@@ -20,7 +20,7 @@ from minisandbox.models.capture import CaptureProxy, CaptureSession
 from minisandbox.models.engine import EngineServer, TransformersEngine, fetch_model
 from minisandbox.models.options import LOCAL
 from minisandbox.models.serving import HttpServer
-from minisandbox.types import parse_size
+from minisandbox.values import parse_size
 
 ADMIN_KEY = "MINISANDBOX_CAPTURE_KEY"
 """Environment variable with the API key for ``/capture/rows``."""

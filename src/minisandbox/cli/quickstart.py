@@ -39,7 +39,7 @@ from minisandbox.images import Image, ImageSize, image_sizes, total_size
 from minisandbox.rollouts import Budgets, Setup, Summary, load_replay, run_batch
 from minisandbox.store import Store, default_root
 from minisandbox.tasks import Task, TaskSet
-from minisandbox.types import human_size
+from minisandbox.values import human_size
 
 _MAX_WORKERS = 8  # more workers would wait for the disk
 _AGENTS = ("oracle", "empty", "replay")

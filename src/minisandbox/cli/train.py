@@ -32,7 +32,7 @@ from minisandbox.store import Store
 from minisandbox.tasks import Task, TaskSet
 from minisandbox.train.config import RlConfig, SftConfig
 from minisandbox.train.options import describe, load, packaged, to_yaml
-from minisandbox.types import human_size
+from minisandbox.values import human_size
 
 KINDS = {"sft": SftConfig, "rl": RlConfig}
 _EXIT_SECONDS = 3.0

@@ -17,7 +17,8 @@ from minisandbox.grade.testfiles import hidden_files
 from minisandbox.patches import FileChange, parse_patch
 from minisandbox.sandbox import Sandbox
 from minisandbox.tasks import Form, ScriptGrader, Solution, Task
-from minisandbox.types import MiB, Network
+from minisandbox.types import Network
+from minisandbox.values import MiB
 
 if TYPE_CHECKING:
     from pathlib import Path

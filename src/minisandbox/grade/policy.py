@@ -16,7 +16,7 @@ from pathlib import PurePosixPath
 from minisandbox.patches import FileChange, FileStatus, leads_inside, touched_files
 from minisandbox.spec import PythonRecipe
 from minisandbox.tasks import Task
-from minisandbox.types import WORKDIR
+from minisandbox.values import WORKDIR
 
 _CONFIGURATION = frozenset(
     {

@@ -20,7 +20,8 @@ from pathlib import Path
 from minisandbox.grade.policy import import_roots
 from minisandbox.grade.report import Report
 from minisandbox.sandbox import Sandbox
-from minisandbox.types import ExecResult, MiB, Output
+from minisandbox.types import ExecResult, Output
+from minisandbox.values import MiB
 
 _INSIDE = Path(__file__).with_name("inside")
 

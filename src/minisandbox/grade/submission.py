@@ -10,7 +10,7 @@ from minisandbox.grade.policy import Policy
 from minisandbox.grade.verdict import Flag
 from minisandbox.patches import parse_patch
 from minisandbox.tasks import Solution, Task
-from minisandbox.types import MiB
+from minisandbox.values import MiB
 
 MAX_SUBMISSION = 10 * MiB
 """Maximum size of a submission in bytes."""

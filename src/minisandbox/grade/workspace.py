@@ -25,7 +25,8 @@ from minisandbox.patches import removed_files
 from minisandbox.sandbox import Sandbox
 from minisandbox.sandbox.cancellation import Cancellation
 from minisandbox.tasks import LogGrader, PytestGrader, ScriptGrader, Task, file_of
-from minisandbox.types import ExecResult, Limits, MiB, Network, Outcome
+from minisandbox.types import ExecResult, Limits, Network, Outcome
+from minisandbox.values import MiB
 
 if TYPE_CHECKING:
     from minisandbox.images import Image

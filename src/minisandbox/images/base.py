@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from minisandbox.host.environment import USR_LINKS
+from minisandbox.host.file_systems import USR_LINKS
 
 _MARK = b"minisandbox base 1\n"
 _PLATFORM_MARK = b"minisandbox platform 1\n"

@@ -16,7 +16,7 @@ from minisandbox.images.python.lock import lock_of
 from minisandbox.images.runner import MERGED, BuildSession, BuildStep, StepContext
 from minisandbox.spec import Buildable, Lock, Recipe
 from minisandbox.store import FailureRecord, ImageRecord, LayerRecord, Made, Store, step_key
-from minisandbox.types import JSONValue
+from minisandbox.values import JSONValue
 
 if TYPE_CHECKING:
     from minisandbox.images.dockerfile.evaluation import BuildOptions

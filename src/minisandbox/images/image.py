@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from minisandbox.errors import NotFound, StoreError
 from minisandbox.images.base import BaseEntry, base_entries, base_key, platform_key, write_base
@@ -15,7 +16,10 @@ from minisandbox.images.oci.config import volumes
 from minisandbox.store import ImageRecord, LayerRecord, Made, Store, step_key
 from minisandbox.store.disk.faults import store_faults
 from minisandbox.store.sizes import ImageSize
-from minisandbox.types import WORKDIR, ImageSpec, JSONValue
+from minisandbox.values import WORKDIR, JSONValue
+
+if TYPE_CHECKING:
+    from minisandbox.types import ImageSpec
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 HOST_VARIABLES = (("LANG", "C.UTF-8"), ("PATH", DEFAULT_PATH))
@@ -66,6 +70,8 @@ class Image:
         Raises:
             NotFound: a layer is no longer in the store.
         """
+        from minisandbox.types import ImageSpec  # noqa: PLC0415 - images are listed and pulled without it
+
         trees = tuple(self.store.layer_tree(key) for key in self.layers)
         return ImageSpec(
             self.name, trees, self.environment, self.workdir, host_usr=not self.own_root,

@@ -18,7 +18,7 @@ from minisandbox.spec import Context, CopyFiles, Lock, RunCommand, Variables
 from minisandbox.store import Store, step_key
 from minisandbox.store.disk.faults import store_faults
 from minisandbox.store.store import check_name
-from minisandbox.types import JSONValue
+from minisandbox.values import JSONValue
 
 if TYPE_CHECKING:
     from minisandbox.images import steps as build_steps

@@ -20,7 +20,8 @@ from minisandbox.spec import IndexView
 from minisandbox.store import Made, Store
 from minisandbox.store.disk.durable import write_atomic
 from minisandbox.store.disk.faults import disk_full, is_full, store_faults
-from minisandbox.types import ExecResult, GiB, ImageSpec, JSONValue, Limits, MiB, Mount, Network, Outcome
+from minisandbox.types import ExecResult, ImageSpec, Limits, Mount, Network, Outcome
+from minisandbox.values import GiB, JSONValue, MiB
 
 if TYPE_CHECKING:
     from minisandbox.images.python.index import StepAccess

@@ -23,7 +23,7 @@ from minisandbox.images.runner import BuildSession, BuildStep
 from minisandbox.sandbox.cancellation import Cancellation, CancelledError
 from minisandbox.spec import Buildable
 from minisandbox.store import LayerRecord, Store
-from minisandbox.types import GiB
+from minisandbox.values import GiB
 
 STEP_MEMORY = 4 * GiB
 """The memory limit of one step in bytes, if the budget limits memory."""

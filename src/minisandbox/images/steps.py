@@ -28,7 +28,7 @@ from minisandbox.sandbox.controller import current_controller
 from minisandbox.spec import EVERYTHING, TORCH_BACKEND, IndexView, InstallSystem
 from minisandbox.store import Store, step_key
 from minisandbox.store.disk.faults import store_faults
-from minisandbox.types import JSONValue
+from minisandbox.values import JSONValue
 
 ENVIRONMENT = "/opt/miniconda3/envs/testbed"
 AGENT = "/opt/minisandbox/agent"

@@ -31,7 +31,8 @@ from minisandbox.sandbox.controller import current_controller
 from minisandbox.sandbox.io_async import call_blocking
 from minisandbox.spec import OciBase
 from minisandbox.store import Store
-from minisandbox.types import ExecResult, GiB, Limits, MiB, Mount, Network, Outcome
+from minisandbox.types import ExecResult, Limits, Mount, Network, Outcome
+from minisandbox.values import GiB, MiB
 
 try:
     from harbor.environments.base import BaseEnvironment, SandboxBuildFailedError

@@ -17,7 +17,8 @@ import yaml
 
 from minisandbox.errors import FileAccessError, InvalidValue, MiniSandboxError, MissingExtra, NotFound
 from minisandbox.sandbox import AsyncSandbox, live_sandboxes
-from minisandbox.types import ExecResult, MiB, Outcome
+from minisandbox.types import ExecResult, Outcome
+from minisandbox.values import MiB
 
 try:
     from inspect_ai._util.error import PrerequisiteError

@@ -20,10 +20,7 @@ from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from typing import ClassVar
 
-INOTIFY = 32
-"""Default limit of inotify instances per sandbox; the kernel's default is 128 per user (inotify(7))."""
-PROCESSES = 1032
-"""Default limit of processes per sandbox, pid 1 and workers included."""
+from .kernel.identity import INOTIFY, PROCESSES
 
 ROOT = "root"
 """Scratch path of the sandbox's future root directory."""

@@ -37,8 +37,16 @@ from typing import NoReturn
 from . import disk, init, setup, template
 from .kernel import cgroups, mounts, seccomp
 from .kernel import syscalls as sc
-from .kernel.identity import RANGE_SIZE, Identities, Identity, enter_outer_namespace, has_privileges, hold_namespace
-from .plan import PROCESSES, SpawnOptions
+from .kernel.identity import (
+    PROCESSES,
+    RANGE_SIZE,
+    Identities,
+    Identity,
+    enter_outer_namespace,
+    has_privileges,
+    hold_namespace,
+)
+from .plan import SpawnOptions
 
 _MAX_MESSAGE = 1 << 18
 _SETUP_WORKERS = max(2, min(8, len(os.sched_getaffinity(0))))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from minisandbox.errors import HostError, InvalidValue
-from minisandbox.host.environment import USR_LINKS
+from minisandbox.host.file_systems import USR_LINKS
 from minisandbox.launch import plan as p
 from minisandbox.types import ImageSpec, Limits, Mount, Network
 

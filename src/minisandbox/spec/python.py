@@ -22,7 +22,7 @@ from minisandbox.spec.recipe import (
     check_network,
 )  # fmt: skip
 from minisandbox.spec.sources import Source
-from minisandbox.types import WORKDIR
+from minisandbox.values import WORKDIR
 
 
 @dataclass(frozen=True, slots=True)

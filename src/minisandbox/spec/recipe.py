@@ -10,7 +10,8 @@ from pathlib import Path, PurePosixPath
 from minisandbox.errors import InvalidValue
 from minisandbox.spec.index import EVERYTHING, IndexView, Lock, PythonRequest
 from minisandbox.spec.sources import GitSource, SdistSource, Source
-from minisandbox.types import JSONValue, Network
+from minisandbox.types import Network
+from minisandbox.values import JSONValue
 
 NETWORKS = ("off", "index", "host")
 _SYSTEM = re.compile(r"[a-z0-9][a-z0-9+.-]+(?::[a-z0-9]+)?(?:=[A-Za-z0-9.+:~-]+)?")

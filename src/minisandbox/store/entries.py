@@ -6,8 +6,10 @@ import gzip
 import hashlib
 import io
 import json
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from minisandbox.errors import StoreError
@@ -21,6 +23,7 @@ MOST = 1 << 30
 _LONGEST = 1 << 22
 _BUFFER = 1 << 16
 _LARGEST = (1 << 63) - 1
+_DIGEST = re.compile(rb'"([0-9a-f]{64})"')
 
 FILE, DIRECTORY, LINK, WHITEOUT, FIFO = "f", "d", "l", "w", "p"
 KINDS = frozenset((FILE, DIRECTORY, LINK, WHITEOUT, FIFO))
@@ -152,43 +155,55 @@ def decode(line: bytes) -> Entry:
     return Entry(path, kind, mode, uid, gid, mtime, size, disk, digest, copy, same, target, pairs)
 
 
-def read_entries(layer: Path) -> Iterator[Entry]:
+def read_entries(layer: Path, digests: frozenset[bytes] | None = None) -> Iterator[Entry]:
     """Yield the entries of a layer's list, in the order of the list.
 
     Args:
         layer: the layer's directory in its store.
+        digests: yield only the files whose content has one of these SHA-256; None yields all entries.
 
     Raises:
         StoreError: the list is damaged, too large, not a regular file, or has a later format.
         FileNotFoundError: the list is missing.
     """
     list_path = f"{layer}/{NAME}"
-    lines = _lines(read_below(layer.parent.parent, f"{layer.parent.name}/{layer.name}/{NAME}", MOST))
+    blocks = _blocks(read_below(layer.parent.parent, f"{layer.parent.name}/{layer.name}/{NAME}", MOST))
     try:
-        header = json.loads(next(lines, b"null"))
+        first_line, _, first_block = next(blocks, b"null").partition(b"\n")
+        header = json.loads(first_line)
         if header["format"] != FORMAT:
             raise StoreError(f"{list_path} has format {header['format']!r}", hint="use a later MiniSandbox")
-        for line in lines:
-            yield decode(line)
+        for block in chain((first_block,), blocks):
+            if digests is None or not digests.isdisjoint(_DIGEST.findall(block)):
+                for line in block.splitlines():
+                    if digests is None or not digests.isdisjoint(_DIGEST.findall(line)):
+                        yield decode(line)
     except (ValueError, TypeError, KeyError, EOFError, OSError, RecursionError) as error:  # OSError: damaged gzip
         raise StoreError(
             f"the list of files {list_path} is damaged", reason=str(error), hint="build the image again"
         ) from error
 
 
-def _lines(compressed: bytes) -> Iterator[bytes]:
-    """Yield the lines of a list.
+def _blocks(compressed: bytes) -> Iterator[bytes]:
+    """Yield the lines of a list, in blocks of whole lines.
 
     Raises:
         ValueError: the list is larger than :data:`MOST`, a line is too long, or decompression failed.
     """
-    remaining = MOST
+    remaining, unfinished = MOST, b""
     with gzip.GzipFile(fileobj=io.BytesIO(compressed)) as decompressed:
         try:
-            while line := decompressed.readline(_LONGEST + 1):
-                remaining -= len(line)
-                if len(line) > _LONGEST or remaining < 0:
+            while text := decompressed.read(_BUFFER):
+                remaining -= len(text)
+                if len(unfinished) > _LONGEST or remaining < 0:
                     raise ValueError("it unpacks to more than a list can have")
-                yield line
+                lines, newline, end = text.rpartition(b"\n")
+                if newline:
+                    yield b"".join((unfinished, lines, newline))
+                    unfinished = end
+                else:
+                    unfinished += end
+            if unfinished:
+                yield unfinished
         except Exception as error:  # zlib.error, or any other exception that corrupt data causes in the reader
             raise ValueError(str(error)) from error

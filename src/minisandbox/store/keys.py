@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 
 from minisandbox.errors import InvalidValue
-from minisandbox.types import JSONValue
+from minisandbox.values import JSONValue
 
 _KEY = re.compile(r"[0-9a-f]{64}")
 

@@ -215,7 +215,7 @@ def use_of(layer: Path, created: float) -> Use:
         created: seconds since the epoch when the layer was published.
     """
     try:
-        status = os.stat(layer / USED, follow_symlinks=False)
+        status = os.lstat(f"{layer}/{USED}")
     except OSError:  # no usage record: the layer was never used
         return Use(0, created)
     return Use(status.st_size, max(created, status.st_mtime))

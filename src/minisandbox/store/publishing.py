@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -49,20 +49,21 @@ class Publication:
         pool: the pool of objects to share files with.
         work: the private directory that holds the tree.
         output: the tree and its facts.
-        below: yields the names of pool objects in the layers that this layer is stacked with. A stack must not
-            contain an inode twice, because programs compare inodes. The names are read only if the pool has an object
-            that is equal to a file of this layer.
+        below: returns, for SHA-256 of contents, the names of their pool objects in the layers that this layer is
+            stacked with. A stack must not contain an inode twice, because programs compare inodes. The names are read
+            only if the pool has an object that is equal to a file of this layer.
         copies: for a frozen layer that is unpacked, the earlier copy number of each shared file, by path.
     """
 
     pool: Pool
     work: Path
     output: Made
-    below: Iterable[str]
+    below: Callable[[frozenset[bytes]], Iterable[str]]
     copies: Mapping[str, int] = field(default_factory=dict)
     _linked: set[str] = field(default_factory=set)
     _missing: list[tuple[Entry, str]] = field(default_factory=list)
     _next: dict[str, int] = field(default_factory=dict)
+    _digests: frozenset[bytes] = frozenset()
     _read_below: bool = False
     _tree: Path = Path()
     _spare: str = ""  # path of a directory for temporary names
@@ -114,19 +115,20 @@ class Publication:
 
     def _replace_files(self, entries: list[Entry]) -> None:
         """Replace files by links to equal pool objects, before the sync, so that duplicates are not written to disk."""
-        for entry in entries:
-            if self._is_shared(entry):
-                key, copy = entry.object, None
-                if self.pool.has(key):
-                    first_copy = self.copies.get(entry.path, self._first_copy(key))
-                    copy = self.pool.take(
-                        entry, key, self._path_of(entry), first_copy=first_copy, temporary_folder=self._spare
-                    )
-                if copy is None:
-                    self._missing.append((entry, key))
-                    copy = self.copies.get(entry.path, self._next.get(key, 0))
-                entry.copy = copy
-                self._next[key] = max(self._next.get(key, 0), copy + 1)
+        shared = [entry for entry in entries if self._is_shared(entry)]
+        self._digests = frozenset(entry.digest.encode() for entry in shared)
+        for entry in shared:
+            key, copy = entry.object, None
+            if self.pool.has(key):
+                first_copy = self.copies.get(entry.path, self._first_copy(key))
+                copy = self.pool.take(
+                    entry, key, self._path_of(entry), first_copy=first_copy, temporary_folder=self._spare
+                )
+            if copy is None:
+                self._missing.append((entry, key))
+                copy = self.copies.get(entry.path, self._next.get(key, 0))
+            entry.copy = copy
+            self._next[key] = max(self._next.get(key, 0), copy + 1)
 
     def _add_objects(self) -> bool:
         """Add to the pool the files that it has no equal object of; return whether a file got another copy number."""
@@ -152,7 +154,7 @@ class Publication:
         """Return the number of the object's first copy that this layer and the layers below do not use."""
         if not self._read_below:
             self._read_below = True
-            for object_name in self.below:
+            for object_name in self.below(self._digests):
                 object_key, _, copy = object_name.partition(".")
                 self._next[object_key] = max(self._next.get(object_key, 0), int(copy or 0) + 1)
         return self._next.get(key, 0)
@@ -205,18 +207,19 @@ def make_visible(layer: Path, target: Path) -> None:
     sync_directory(target.parent)
 
 
-def objects_of(layers: Iterable[Path]) -> Iterator[str]:
+def objects_of(layers: Iterable[Path], digests: frozenset[bytes]) -> Iterator[str]:
     """Yield the names of the pool objects in the lists of layers.
 
     Args:
         layers: directories of the layers; a removed layer is skipped.
+        digests: SHA-256 of the contents of the requested objects.
 
     Raises:
         StoreError: a list is damaged.
     """
     for layer in layers:
         try:
-            for entry in listing.read_entries(layer):
+            for entry in listing.read_entries(layer, digests):
                 if entry.copy != PRIVATE:
                     yield entry.object_name
         except FileNotFoundError:

@@ -10,7 +10,7 @@ from typing import Self, cast
 
 from minisandbox.errors import StoreError
 from minisandbox.store.disk.reading import read_below
-from minisandbox.types import JSONValue
+from minisandbox.values import JSONValue
 
 FORMAT = 1
 BLOBS = "blobs.json"
@@ -116,7 +116,7 @@ _FITS: Mapping[str, Callable[[object], bool]] = {
 
 
 def _frozen(value: object) -> object:
-    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
+    return tuple(map(_frozen, value)) if type(value) is list else value
 
 
 @dataclass(frozen=True, slots=True)

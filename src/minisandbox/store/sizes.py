@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from operator import attrgetter
 
 from minisandbox.errors import NotFound, StoreError
@@ -168,11 +169,15 @@ class StoreSizes:
 
     def freed(self, keys: Iterable[str]) -> int:
         """Return the bytes that removing the given layers would free: those of inodes that no other layer has."""
-        layers = [self.layers[key] for key in set(keys)]
-        counts = Counter(name for layer in layers for name in layer.objects)
-        sizes = {name: size for layer in layers for name, size in layer.objects.items()}
-        freed_sizes = (size for name, size in sizes.items() if counts[name] == self.owners[name])
-        return sum(layer.private for layer in layers) + sum(freed_sizes)
+        layers, owners, counts = [self.layers[key] for key in set(keys)], self.owners, dict[str, int]()
+        size = 0
+        for layer in layers:
+            size += layer.private
+            for name, object_size in layer.objects.items():
+                counts[name] = count = counts.get(name, 0) + 1
+                if count == owners[name]:
+                    size += object_size
+        return size
 
     @cached_property
     def owners(self) -> Counter[str]:
@@ -187,7 +192,7 @@ class StoreSizes:
 
     def only_of(self, names: Iterable[str]) -> set[str]:
         """Return the keys of layers that only the given images have."""
-        counts = Counter(key for name in set(names) for key in set(self._stacks[name]))
+        counts = Counter(chain.from_iterable(set(self._stacks[name]) for name in set(names)))
         return {key for key, count in counts.items() if count == self.uses[key]}
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from minisandbox.errors import NotFound, StoreError
@@ -25,7 +26,7 @@ from minisandbox.store.leases import Holder, Lease, open_exclusive, stamp
 from minisandbox.store.objects import Pool
 from minisandbox.store.publishing import Made, Publication, make_visible, objects_of
 from minisandbox.store.records import LayerRecord, is_frozen
-from minisandbox.types import JSONValue
+from minisandbox.values import JSONValue
 
 __all__ = ["Made", "Store", "check_name"]
 
@@ -315,15 +316,17 @@ class Store(Catalogue):
         self, staging: Path, made: Made, unsized: LayerRecord, stacked_with: Sequence[str], hold: Lease | None
     ) -> LayerRecord:
         with store_faults(f"publish layer {unsized.key}"):
-            below = self._objects_below(unsized.parent, stacked_with)
+            below = partial(self._objects_below, unsized.parent, stacked_with)
             layer, record = Publication(self.pool, staging, made, below).prepare(unsized)
             if hold is not None:  # before the publication, so that no process can remove the layer
                 hold.add([self.layer_directory(record.key)], layer)
             make_visible(layer, self.layer_directory(record.key))
         return record
 
-    def _objects_below(self, parent: str | None, stacked_with: Sequence[str]) -> Iterator[str]:
-        """Yield the names of pool objects in the layers below and in ``stacked_with``; read the file lists lazily."""
+    def _objects_below(
+        self, parent: str | None, stacked_with: Sequence[str], digests: frozenset[bytes]
+    ) -> Iterator[str]:
+        """Yield the names of pool objects with these contents in the layers below and in ``stacked_with``."""
         stack: dict[str, None] = {}
         pending = [key for key in (parent, *stacked_with) if key is not None]
         while pending:
@@ -332,7 +335,7 @@ class Store(Catalogue):
                 stack[key] = None
                 parent_key = self.layer(key).parent
                 pending += [parent_key] if parent_key is not None else []
-        yield from objects_of(self.layer_directory(key) for key in stack)
+        yield from objects_of((self.layer_directory(key) for key in stack), digests)
 
 
 def _check_version(root: Path) -> None:

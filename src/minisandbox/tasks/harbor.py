@@ -21,7 +21,8 @@ from minisandbox.tasks.fields import Fields
 from minisandbox.tasks.graders import ScriptGrader
 from minisandbox.tasks.needs import Needs, Solution, network_of
 from minisandbox.tasks.task import Task
-from minisandbox.types import MiB, Network
+from minisandbox.types import Network
+from minisandbox.values import MiB
 
 CONFIG = "task.toml"
 """The file that marks a directory as a task."""

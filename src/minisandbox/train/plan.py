@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from minisandbox.errors import InvalidValue, TrainingError
 from minisandbox.train.config import LOGITS_AT_ONCE, RlConfig, SftConfig
 from minisandbox.train.running import is_first, lora_of, set_threads
-from minisandbox.types import human_size
+from minisandbox.values import human_size
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel

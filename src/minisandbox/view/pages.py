@@ -24,7 +24,7 @@ from minisandbox.sandbox import live_sandboxes
 from minisandbox.store import Store, default_root
 from minisandbox.store.overview import image_rows
 from minisandbox.trajectories import Trajectory
-from minisandbox.types import human_size
+from minisandbox.values import human_size
 from minisandbox.view import charts
 from minisandbox.view.index import LEVELS, PAGE, Filter, Row, RunIndex, TaskRow, Totals
 from minisandbox.view.rollout import TOKENS, failure_lines, tests_by_outcome, token_spans, turns_of

@@ -21,7 +21,7 @@ from minisandbox.images import build, build_all, http_client, pull, pull_all
 from minisandbox.images.dockerfile.reading import base_images
 from minisandbox.spec import DockerfileBase, OciBase, Recipe
 from minisandbox.store import Store
-from minisandbox.types import human_size
+from minisandbox.values import human_size
 
 PATCH = "--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-a\n+b\n"
 SHARED = entry("shared", os.urandom(400_000)) + END

@@ -32,7 +32,7 @@ from minisandbox.spec import Remote, parse_reference
 from minisandbox.store import Store
 from minisandbox.store.blobs import streams as blob_module
 from minisandbox.store.verify import verify
-from minisandbox.types import JSONValue
+from minisandbox.values import JSONValue
 
 FIRST = entry("a", os.urandom(300_000)) + END
 SECOND = entry("b", b"second") + END

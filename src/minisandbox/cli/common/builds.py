@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 from minisandbox.cli.common.output import Progress, human_seconds
 from minisandbox.errors import MiniSandboxError
-from minisandbox.images import Budget, BuildEvent, Building, Image, Pulled, StepState, build, build_all, pull_all
+from minisandbox.images import Budget, BuildEvent, Building, Image, StepState, build, build_all
 from minisandbox.spec import Buildable, OciBase
 from minisandbox.store import Store
 from minisandbox.store.collect import remove_images
-from minisandbox.types import human_size
+from minisandbox.values import human_size
 
 if TYPE_CHECKING:
+    from minisandbox.images import Pulled
     from minisandbox.tasks import Task
 
 
@@ -132,6 +133,8 @@ class Builder:
 
     def pull(self, bases: Sequence[OciBase], *, jobs: int, again: Sequence[OciBase]) -> Pulled:
         """Pull container images; see :func:`minisandbox.images.pull_all`."""
+        from minisandbox.images import pull_all  # noqa: PLC0415 - loads an HTTP client
+
         return pull_all(
             bases, store=self.store, jobs=jobs, again=again, progress=self.report, on_remaining=self.report_remaining,
             note=self.progress.note,

@@ -166,9 +166,11 @@ def _print_lines(titles: Sequence[str], rows: Sequence[Sequence[str]], numbers: 
     """Print one line per row; rich takes seconds for thousands of rows."""
     widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
     justify = [str.rjust if title in numbers else str.ljust for title in titles]
+    lines = []
     for row in (titles, *rows):
-        cells = (align(cell, width) for align, cell, width in zip(justify, row, widths, strict=True))
-        print("  ".join(cells).rstrip())
+        cells = [align(cell, width) for align, cell, width in zip(justify, row, widths, strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    print("\n".join(lines))
 
 
 def _least_width(titles: Sequence[str], rows: Sequence[Sequence[str]], unwrapped: Collection[str]) -> int:

@@ -28,7 +28,7 @@ from minisandbox.errors import InvalidValue, MiniSandboxError
 from minisandbox.images import Budget, Image, image_sizes, read_lock, repair, total_size
 from minisandbox.spec import Buildable, Lock, PythonRecipe
 from minisandbox.store import Store
-from minisandbox.types import human_size, parse_size
+from minisandbox.values import human_size, parse_size
 
 KEPT = "finished layers are kept; the same command resumes"
 _OF_DOCKERFILES = {

@@ -24,7 +24,7 @@ from minisandbox.images.image import find_record, is_reference
 from minisandbox.store import LayerRecord, Store
 from minisandbox.store.overview import ImageRow, ImageStatus, apparent_bytes, image_rows, parts
 from minisandbox.store.sizes import StoreSizes, stack_of
-from minisandbox.types import human_size
+from minisandbox.values import human_size
 
 
 def add_ls_options(parser: argparse.ArgumentParser) -> None:

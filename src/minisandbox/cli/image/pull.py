@@ -27,7 +27,7 @@ from minisandbox.images import Image, pull, total_size
 from minisandbox.images.oci.manifest import own_platform, parse_platform
 from minisandbox.images.oci.pull import JOBS
 from minisandbox.store import Store
-from minisandbox.types import human_size
+from minisandbox.values import human_size
 
 if TYPE_CHECKING:
     from minisandbox.spec import OciBase

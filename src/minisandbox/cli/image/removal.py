@@ -11,7 +11,7 @@ from minisandbox.cli.image.listing import add_names, chosen
 from minisandbox.errors import InvalidValue
 from minisandbox.store import Store
 from minisandbox.store.collect import GRACE, Collected, collect, remove_images
-from minisandbox.types import human_size, parse_size
+from minisandbox.values import human_size, parse_size
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}

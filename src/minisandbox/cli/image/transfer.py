@@ -17,7 +17,7 @@ from minisandbox.images import export_images, import_images, push, push_set
 from minisandbox.images.oci.pull import STANDARD
 from minisandbox.store import Store
 from minisandbox.store.blobs.packing import COMPRESSIONS, GZIP
-from minisandbox.types import human_size
+from minisandbox.values import human_size
 
 _PRIVATE = (
     "for another MiniSandbox: with hidden tests, and also if the image needs the host's /usr; engines cannot read it"

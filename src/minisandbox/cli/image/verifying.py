@@ -10,7 +10,7 @@ from minisandbox.cli.image.listing import add_set_options, named
 from minisandbox.store import Store
 from minisandbox.store.sizes import stack_of
 from minisandbox.store.verify import VerifyEvent, VerifyReport, verify
-from minisandbox.types import human_size
+from minisandbox.values import human_size
 
 
 def add_verify_options(parser: argparse.ArgumentParser) -> None:

@@ -12,7 +12,7 @@ from minisandbox.grade.startup import task_sandbox
 from minisandbox.grade.verdict import Grade
 from minisandbox.sandbox import Sandbox
 from minisandbox.tasks import ScriptGrader, Task
-from minisandbox.types import MiB
+from minisandbox.values import MiB
 
 if TYPE_CHECKING:
     from minisandbox.images import Image

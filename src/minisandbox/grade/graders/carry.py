@@ -10,7 +10,8 @@ from pathlib import Path, PurePosixPath
 
 from minisandbox.errors import FileAccessError
 from minisandbox.sandbox import Sandbox
-from minisandbox.types import FileType, GiB
+from minisandbox.types import FileType
+from minisandbox.values import GiB
 
 _MOST = 2 * GiB
 _STEP_TIMEOUT = 120.0

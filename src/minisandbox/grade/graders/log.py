@@ -22,7 +22,8 @@ from minisandbox.patches import touched_files
 from minisandbox.sandbox import Sandbox
 from minisandbox.tasks import LogGrader, Task, file_of, harness, node_id
 from minisandbox.tasks.harness import Misreading
-from minisandbox.types import ExecResult, MiB, Outcome
+from minisandbox.types import ExecResult, Outcome
+from minisandbox.values import MiB
 
 LOG_LIMIT = 128 * MiB
 """The maximum bytes kept of a test command's output: half from its start, half from its end."""

@@ -18,7 +18,8 @@ from minisandbox.grade.startup import task_sandbox
 from minisandbox.grade.verdict import NOT_CONFIRMED, Flag, Grade, Reason
 from minisandbox.sandbox import Sandbox
 from minisandbox.tasks import ScriptGrader, Solution, Task
-from minisandbox.types import ExecResult, ImageSpec, KiB, Limits, Outcome
+from minisandbox.types import ExecResult, ImageSpec, Limits, Outcome
+from minisandbox.values import KiB
 
 LIVE = "live_grading"
 """Flag kind: the reward comes from the agent's own sandbox, where the agent could change every tool."""

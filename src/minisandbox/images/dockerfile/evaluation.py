@@ -31,7 +31,8 @@ from minisandbox.spec import (
     ScratchBase,
     StageBase,
 )
-from minisandbox.types import JSONValue, Network
+from minisandbox.types import Network
+from minisandbox.values import JSONValue
 
 _T = TypeVar("_T", str, list[str])
 PIPES = "/dev/pipes"

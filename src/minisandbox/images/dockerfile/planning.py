@@ -19,7 +19,7 @@ from minisandbox.images.tree import FileTree
 from minisandbox.spec import Context, CopyFiles, OciBase, ResolvedMount, RunCommand, StageBase
 from minisandbox.store import Made, Store
 from minisandbox.store.blobs.lower_layers import LowerLayers
-from minisandbox.types import JSONValue
+from minisandbox.values import JSONValue
 
 
 @dataclass(frozen=True, slots=True)

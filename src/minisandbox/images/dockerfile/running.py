@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from minisandbox.errors import InvalidValue
 from minisandbox.images.dockerfile.copying import find_home, find_owner
@@ -26,7 +27,6 @@ from minisandbox.images.runner import (
     write_log,
 )
 from minisandbox.images.tree import LinkError, Parts, resolve
-from minisandbox.launch.plan import Tmpfs
 from minisandbox.spec import ResolvedMount, RunCommand, RunMount
 from minisandbox.store import Made
 from minisandbox.store.blobs.lower_layers import LowerLayers
@@ -34,6 +34,9 @@ from minisandbox.store.blobs.unpack import OPAQUE
 from minisandbox.store.disk.trees import remove_tree
 from minisandbox.types import ExecResult, ImageSpec
 from minisandbox.types import Mount as HostMount
+
+if TYPE_CHECKING:
+    from minisandbox.launch.plan import Tmpfs
 
 _APT = b'APT::Sandbox::User "root";\n'
 """A setting that makes apt run as root, because a sandbox with a single user id cannot switch to the user _apt."""
@@ -109,6 +112,8 @@ def _mounted_cache(context: StepContext, options: RunMount, targets: MountTarget
 
 def _tmpfs(run: RunCommand, targets: MountTargets) -> Iterator[Tmpfs]:
     """Yield the tmpfs mounts, outer mounts first, each with the paths of the cache and bind mounts inside it."""
+    from minisandbox.launch.plan import Tmpfs  # noqa: PLC0415 - an unchanged build runs no instruction
+
     mounts = [(targets.resolve(mount.wanted.target), mount.wanted) for mount in run.mounts if mount.wanted.target]
     visible = [path for path, options in mounts if options.kind in ("cache", "bind")]
     for path, options in sorted(mounts, key=lambda row: row[0]):

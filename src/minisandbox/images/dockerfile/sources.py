@@ -15,7 +15,7 @@ from minisandbox.images.dockerfile.trees import find_link, find_matches, is_patt
 from minisandbox.images.tree import FileTree, LinkError, Parts
 from minisandbox.spec import Context, CopyFiles
 from minisandbox.store.blobs.tarstream import DIRECTORY, FIFO, FILE, LINK, Member
-from minisandbox.types import JSONValue
+from minisandbox.values import JSONValue
 
 WHITEOUT = ".wh."
 _KINDS = {stat.S_IFREG: FILE, stat.S_IFDIR: DIRECTORY, stat.S_IFLNK: LINK, stat.S_IFIFO: FIFO}

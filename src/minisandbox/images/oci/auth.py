@@ -14,7 +14,7 @@ from pathlib import Path
 
 from minisandbox.errors import InvalidValue, RegistryError
 from minisandbox.spec import DOCKER_HUB
-from minisandbox.types import JSONValue
+from minisandbox.values import JSONValue
 
 _HELPER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _HELPER_SECONDS = 30.0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import cast
 
-from minisandbox.types import JSONValue
+from minisandbox.values import JSONValue
 
 _TEXTS = ("User", "WorkingDir", "StopSignal")
 _LISTS = ("Env", "Entrypoint", "Cmd", "Shell", "OnBuild")

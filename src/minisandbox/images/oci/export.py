@@ -31,7 +31,7 @@ from minisandbox.store.blobs.layer_blobs import LayerBlob, ensure_blob
 from minisandbox.store.disk.durable import sync_filesystem, written_atomically
 from minisandbox.store.disk.faults import store_faults
 from minisandbox.store.sizes import stack_of
-from minisandbox.types import JSONValue
+from minisandbox.values import JSONValue
 
 AGENT = "agent"
 """The note of images with the program of an agent: the name of the step that installs it."""

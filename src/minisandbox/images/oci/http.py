@@ -167,8 +167,13 @@ class RegistryClient:
         return f"{self._scheme}://{server}"
 
     def _speaks_tls(self, server: str) -> bool:
+        # The first client loads no certificates, which a server without TLS does not need.
+        clients = dict.fromkeys((_http_client(self.remote.host, True, self._schemes), self._opener()))
+        return all(self._accepts(server, client) for client in clients)
+
+    def _accepts(self, server: str, client: HttpClient) -> bool:
         try:
-            with self._opener().open(urllib.request.Request(f"https://{server}/v2/"), timeout=TIMEOUT):
+            with client.open(urllib.request.Request(f"https://{server}/v2/"), timeout=TIMEOUT):
                 return True
         except urllib.error.HTTPError:
             return True

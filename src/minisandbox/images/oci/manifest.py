@@ -11,7 +11,7 @@ from typing import cast
 from minisandbox.errors import ImageRefused, InvalidValue, NotFound
 from minisandbox.images.oci.config import RunConfig, read_config
 from minisandbox.store.blobs.streams import check_digest
-from minisandbox.types import JSONValue
+from minisandbox.values import JSONValue
 
 MOST_MANIFEST = 4 << 20
 """The maximum size of an index or a manifest in bytes (distribution-spec: registries accept at least 4 MiB)."""

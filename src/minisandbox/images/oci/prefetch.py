@@ -33,7 +33,7 @@ from minisandbox.images.oci.registry import Registry
 from minisandbox.images.progress import BuildEvent, Progress, StepState
 from minisandbox.spec import OciBase, Remote, parse_reference
 from minisandbox.store import Store
-from minisandbox.types import human_size
+from minisandbox.values import human_size
 
 _T = TypeVar("_T")
 _LOOKUPS = 8

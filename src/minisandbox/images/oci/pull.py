@@ -28,7 +28,7 @@ from minisandbox.store.blobs.streams import LayerStream
 from minisandbox.store.blobs.unpack import Unpacked, unpack
 from minisandbox.store.catalogue import NAMES
 from minisandbox.store.disk.faults import store_faults
-from minisandbox.types import JSONValue, human_size
+from minisandbox.values import JSONValue, human_size
 
 if TYPE_CHECKING:
     from minisandbox.images.oci.registry import Registry

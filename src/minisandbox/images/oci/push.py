@@ -26,7 +26,7 @@ from minisandbox.spec import Remote, parse_reference
 from minisandbox.store import ImageRecord, Store
 from minisandbox.store.blobs.freezing import remove_copies
 from minisandbox.store.blobs.layer_blobs import LayerBlob, ensure_blob, known_blob, note_place, read_blobs
-from minisandbox.types import JSONValue
+from minisandbox.values import JSONValue
 
 _AT_ONCE = 4
 _CHUNK = 1 << 20

@@ -12,7 +12,7 @@ from pathlib import Path
 from minisandbox.errors import InvalidValue
 from minisandbox.spec import DOCKER_HUB, Local, Remote, has_host, is_repository, parse_reference, parse_remote
 from minisandbox.store.catalogue import NAMES
-from minisandbox.types import JSONValue
+from minisandbox.values import JSONValue
 
 _NAME_MOST = 200
 _MANUAL = "see containers-registries.conf(5)"

@@ -25,10 +25,12 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from minisandbox.launch.plan import INOTIFY, PROCESSES
-
 from . import syscalls as sc
 
+INOTIFY = 32
+"""Default limit of inotify instances per sandbox; the kernel's default is 128 per user (inotify(7))."""
+PROCESSES = 1032
+"""Default limit of processes per sandbox, pid 1 and workers included."""
 RANGE_SIZE = 65536
 BLOCK_START = 0x77390000
 """First host id of sandboxes, above the ids that systemd assigns to containers (524288 to 1879048191) and SSSD to

@@ -9,7 +9,8 @@ from minisandbox.sandbox.backend import SandboxCore
 from minisandbox.sandbox.io_async import carry_out
 from minisandbox.sandbox.protocol import file_operations
 from minisandbox.sandbox.protocol.wire import encoded
-from minisandbox.types import FileInfo, GiB, MiB, Transfer
+from minisandbox.types import FileInfo, Transfer
+from minisandbox.values import GiB, MiB
 
 
 class AsyncFiles:

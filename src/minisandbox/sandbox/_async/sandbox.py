@@ -27,7 +27,6 @@ from minisandbox.types import (
     ExecResult,
     ImageSpec,
     Limits,
-    MiB,
     Mount,
     Network,
     Refusals,
@@ -35,6 +34,7 @@ from minisandbox.types import (
     SandboxUsage,
     Terminal,
 )
+from minisandbox.values import MiB
 
 
 class AsyncSandbox:

@@ -28,7 +28,6 @@ from minisandbox.types import (
     ExecResult,
     ImageSpec,
     Limits,
-    MiB,
     Mount,
     Network,
     Refusals,
@@ -36,6 +35,7 @@ from minisandbox.types import (
     SandboxUsage,
     Terminal,
 )
+from minisandbox.values import MiB
 
 
 class Sandbox:

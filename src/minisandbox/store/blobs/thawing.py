@@ -57,7 +57,7 @@ def _unpacked(root: Path, layer: Path, staging: Path) -> Path:
         copies = {entry.path: entry.copy for entry in entries if entry.copy != PRIVATE}
         made = Made(staging / "tree", digests=unpacked.digests, plain=unpacked.plain, expected=list_digest(entries))
         record = LayerRecord.read(root, f"layers/{layer.name}/layer.json")
-        return Publication(Pool(root / "objects"), staging, made, (), copies).prepare(record)[0]
+        return Publication(Pool(root / "objects"), staging, made, lambda _: (), copies).prepare(record)[0]
     except DiskFull:
         raise
     except StoreError as error:

@@ -105,7 +105,7 @@ def open_locked(path: Path, flags: int, lock: Callable[[int], bool] = try_flock)
 def still_named(fd: int, path: Path) -> bool:
     """Return whether the locked inode still has the name ``path``; the previous holder may have removed it."""
     try:
-        path_status = path.stat(follow_symlinks=False)
+        path_status = os.lstat(path)
     except FileNotFoundError:
         return False
     fd_status = os.fstat(fd)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from minisandbox.errors import StoreError
-from minisandbox.host.environment import file_system, is_network
+from minisandbox.host.file_systems import file_system, is_network
 from minisandbox.store.disk.durable import sync_directory
 
 
