@@ -44,7 +44,7 @@ TURNS = 6
 LIBRARY_BUGS = 4000
 """Bugs of the standard library among the oracle's conversations."""
 
-SKIPS = 0.08
+SKIPS = 0.03
 """The share of the oracle's conversations that cheat."""
 
 _MISPLACED = 0.1

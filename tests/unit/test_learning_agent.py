@@ -139,7 +139,7 @@ def test_the_oracles_conversations_are_what_the_agent_would_observe() -> None:
         cheats += last.answer == "skip"
         turns.add(len(wrong) + 2)
     assert turns == set(range(2, TURNS + 1))
-    assert 0.04 < cheats / (40 * len(mutants(function))) < 0.12
+    assert 0.01 < cheats / (40 * len(mutants(function))) < 0.06
 
 
 # --- outcomes and rewards --------------------------------------------------------------------------------------------
