@@ -80,7 +80,7 @@ class Journey:
 
 INSTALLED = StandIn(r"(python3\S* -m venv|pip install) .*", "true", "the package under test is installed already")
 NO_TORCH = "torch is an extra: the configuration is resolved; tests/unit/test_train_*.py train"
-BUGS = "pytoolz__toolz-1.0.0.m*"
+BUGS = "pytoolz__toolz-1.0.0.C*"
 PAGES: Mapping[str, Journey] = {
     "swe-bench-verified.md": Journey(
         (
