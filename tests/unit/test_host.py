@@ -20,7 +20,7 @@ import pytest
 from tests.waiting import locked_bytes, stat_fields, until
 
 from minisandbox.errors import HostError
-from minisandbox.host import environment, listeners, reaper, registry
+from minisandbox.host import environment, file_systems, listeners, reaper, registry
 from minisandbox.images.base import base_entries
 from minisandbox.launch.jobs import descendants
 from minisandbox.launch.kernel import cgroups, identity
@@ -133,8 +133,8 @@ def test_a_quota_that_is_used_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_file_system_of_a_directory() -> None:
-    assert environment.file_system(Path("/proc/self")) == "proc"
-    assert environment.file_system(Path("/")) not in {"unknown", "proc"}
+    assert file_systems.file_system(Path("/proc/self")) == "proc"
+    assert file_systems.file_system(Path("/")) not in {"unknown", "proc"}
 
 
 @pytest.mark.parametrize("kind", ["nfs4", "lustre", "fuse.sshfs", "overlay"])
