@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import shutil
 import stat
@@ -26,7 +27,7 @@ from tests.unit.store_tools import (
 )
 
 from minisandbox.errors import DiskFull, NotFound, StoreError
-from minisandbox.store import Store
+from minisandbox.store import Store, entries
 from minisandbox.store.collect import collect
 from minisandbox.store.entries import NAME, read_entries
 from minisandbox.store.verify import VerifyEvent, verify
@@ -150,6 +151,20 @@ def test_a_damaged_record_is_found(store: Store, what: str, how: str) -> None:
     report = verify(store)
     assert [found.key for found in report.damaged] == [one]
     assert "damaged" in report.damaged[0].problems[0]
+
+
+@pytest.mark.parametrize("end", [b"\n", b""])
+@pytest.mark.parametrize(("length", "reason"), [(100, "Expecting value"), (101, "more than a list can have")])
+def test_a_line_of_a_list_has_a_maximum_length(
+    store: Store, monkeypatch: pytest.MonkeyPatch, end: bytes, length: int, reason: str
+) -> None:
+    monkeypatch.setattr(entries, "_LONGEST", 100)
+    monkeypatch.setattr(entries, "_BUFFER", 64)
+    layer = store.layer_directory(add_layer(store, "a"))
+    (layer / NAME).write_bytes(gzip.compress(b'{"format": 1}\n' + b"x" * (length - len(end)) + end))
+    with pytest.raises(StoreError) as caught:
+        list(read_entries(layer))
+    assert reason in str(caught.value)
 
 
 def test_a_layer_with_a_damaged_record_is_made_again_by_its_next_use(store: Store) -> None:

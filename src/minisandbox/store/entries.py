@@ -195,7 +195,8 @@ def _blocks(compressed: bytes) -> Iterator[bytes]:
         try:
             while text := decompressed.read(_BUFFER):
                 remaining -= len(text)
-                if len(unfinished) > _LONGEST or remaining < 0:
+                first_line = len(unfinished) + (text.find(b"\n") + 1 or len(text))
+                if first_line > _LONGEST or remaining < 0:
                     raise ValueError("it unpacks to more than a list can have")
                 lines, newline, end = text.rpartition(b"\n")
                 if newline:
