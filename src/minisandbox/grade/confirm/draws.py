@@ -164,7 +164,7 @@ class _DrawnValues:
         """
         key = (variant.path, variant.own, variant.name) if variant.own else (variant.path, variant.start, variant.end)
         if key not in self._texts:
-            drawn = variant.others.draw(min(variant.others.most_drawn, len(variant.texts)), self._rng)
+            drawn = variant.others.draw(variant.others.most_drawn, self._rng)
             self._texts[key] = [variant.texts[index] for index in drawn]
         shared = [variant.texts.index(text) for text in self._texts[key] if text in variant.texts]
         further = variant.others.draw(count - 1, self._rng) if len(shared) < count - 1 else []

@@ -18,7 +18,8 @@ _Item = TypeVar("_Item")
 
 MOST_PER_SIDE = 3
 """How many other values of a number or string are drawn below it, and above it, if there are as many."""
-_MOST = 2 * MOST_PER_SIDE
+MOST_OTHERS = 2 * MOST_PER_SIDE
+"""The maximum number of other values of a literal."""
 _BLOCK = 14
 _COMMON = "0123456789etaoinshrdlc"
 """The characters that are replaced and inserted; a rare letter would reveal that the string was changed."""
@@ -35,7 +36,8 @@ class OtherValues:
         replacements: the source texts: first those that sort before the original, then those after it, then
             the lookalikes.
         below: the number of texts that sort before the original; None if the values have no order.
-        lookalikes: the number of texts that are values of other tests. A run shows at least one of them.
+        lookalikes: the number of texts that are values of other tests. A run that shows two values or more shows at
+            least one of them.
     """
 
     replacements: tuple[str, ...] = ()
@@ -169,9 +171,9 @@ def _steps(value: float, rng: random.Random) -> list[int]:
 
 
 def _of_both_sides(lower: Sequence[_Item], higher: Sequence[_Item], rng: random.Random) -> list[_Item]:
-    """Draw three of each side, or more of one if the other has fewer."""
-    lower_count = min(len(lower), max(MOST_PER_SIDE, _MOST - len(higher)))
-    return [*rng.sample(lower, lower_count), *rng.sample(higher, min(len(higher), _MOST - lower_count))]
+    """Draw three items from each side, and more from one side where the other has fewer."""
+    lower_count = min(len(lower), max(MOST_PER_SIDE, MOST_OTHERS - len(higher)))
+    return [*rng.sample(lower, lower_count), *rng.sample(higher, min(len(higher), MOST_OTHERS - lower_count))]
 
 
 def _rank(literal: str) -> tuple[float, str]:
@@ -202,7 +204,9 @@ def _other_strings(literal: str, rng: random.Random) -> list[str]:
         return [literal[:offset] + character + literal[offset + 1 :] for character in characters]
     if len(tokens) == 1 and (match := _STRING.fullmatch(tokens[0][1])):
         body_end = tokens[0][0] + match.end("body")
-        return [literal[:body_end] + character + literal[body_end:] for character in rng.sample("abcdefgh", _MOST)]
+        return [
+            literal[:body_end] + character + literal[body_end:] for character in rng.sample("abcdefgh", MOST_OTHERS)
+        ]
     return []
 
 

@@ -15,13 +15,14 @@ from __future__ import annotations
 import ast
 import builtins
 import enum
+import itertools
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from minisandbox.grade.confirm.edits import Edit, Function, PythonSource, Sources, Table, apply_edits
-from minisandbox.grade.confirm.literals import MOST_PER_SIDE, OtherValues, literals_in, other_literals
+from minisandbox.grade.confirm.literals import MOST_OTHERS, MOST_PER_SIDE, OtherValues, literals_in, other_literals
 from minisandbox.grade.confirm.uses import (
     ASSERTS,
     EQUALITIES,
@@ -134,8 +135,6 @@ _WARNINGS = (UserWarning, RuntimeWarning, FutureWarning, SyntaxWarning, UnicodeW
 _SYMMETRIC = frozenset({"assertIn", "assertLess", "assertLessEqual", "assertGreater", "assertGreaterEqual"})
 """Assertions whose first argument may also be the expected value."""
 _LETTERS = "abcdefghijklmnoprstuvw"
-_MOST_UNORDERED = 6
-"""The maximum number of replacement texts that have no order."""
 _MOST_LOOKALIKES = 2
 """How many values of other tests may replace one value."""
 
@@ -260,7 +259,7 @@ class _Search:
             choices = [
                 candidate for candidate in dict.fromkeys(candidates) if candidate.count("\n") == text.count("\n")
             ]
-            drawn = self.rng.sample(choices, min(len(choices), _MOST_UNORDERED)) or [f"[{text}]"]
+            drawn = self.rng.sample(choices, min(len(choices), MOST_OTHERS)) or [f"[{text}]"]
             variants = [self._replaced(expected, OtherValues(tuple(drawn)), Kind.ASSERTION)]
         yield from variants
 
@@ -295,7 +294,7 @@ class _Search:
         if call.args and not isinstance(call.args[0], ast.Starred | ast.Constant):
             pool = _WARNINGS if re.search("warn|deprecated", name, re.IGNORECASE) else _ERRORS
             types = _unrelated(call.args[0], pool)
-            drawn = self.rng.sample(types, min(_MOST_UNORDERED, len(types)))
+            drawn = self.rng.sample(types, min(MOST_OTHERS, len(types)))
             names = OtherValues(tuple(kind.__name__ for kind in drawn))
             yield self._replaced(call.args[0], names, Kind.EXCEPTION)
         messages = [keyword.value for keyword in call.keywords if keyword.arg in ("match", "expected_message", "msg")]
@@ -377,7 +376,7 @@ class _Search:
             ]:
                 rows.append(options[preferred % len(options)])
         swaps = self._swaps([literal for literal, _ in rows]) if for_equality else []
-        edits_of_tables: list[list[Edit]] = [[] for _ in range(2 * MOST_PER_SIDE + len(swaps))]
+        edits_of_tables: list[list[Edit]] = [[] for _ in range(MOST_OTHERS + len(swaps))]
         table_start, table_end = self.source.span(table.values)
         for literal, others in rows:
             start, end = (offset - table_start for offset in self.source.span(literal))
@@ -396,13 +395,10 @@ class _Search:
 
     def _by_table(self, others: OtherValues) -> list[str | None]:
         """Return a row's value in each of six tables; None in one of them if the row has fewer other values."""
-        count = 2 * MOST_PER_SIDE
-        if len(others.replacements) >= count:
-            return list(others.replacements[:count])
-        cells: list[str | None] = [
-            others.replacements[number % len(others.replacements)] for number in range(count - 1)
-        ]
-        return self.rng.sample([*cells, None], count)
+        if len(others.replacements) == MOST_OTHERS:
+            return list(others.replacements)
+        cells = itertools.islice(itertools.cycle(others.replacements), MOST_OTHERS - 1)
+        return self.rng.sample([*cells, None], MOST_OTHERS)
 
     def _swaps(self, literals: Sequence[ast.expr]) -> list[dict[ast.expr, str]]:
         """Return up to two mappings from each string of a table to the string of another row.
@@ -457,8 +453,7 @@ class _Search:
             candidates = [
                 candidate
                 for candidate, string in self.equated_strings.items()
-                if isinstance(value, str | bytes)
-                and others.replacements
+                if others.replacements
                 and type(string) is type(value)
                 and string != value
                 and candidate.count("\n") == text.count("\n")
