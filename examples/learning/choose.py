@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import fmean
 
+from minisandbox.store.disk.durable import write_atomic
+
 
 def main() -> None:
     """Choose rows or a temperature, and write them."""
@@ -27,9 +29,7 @@ def main() -> None:
         verb.add_argument("-o", "--out", type=Path, required=True)
     args = parser.parse_args()
     chosen = list(args.choose(args))
-    temporary_path = args.out.with_suffix(".part")
-    temporary_path.write_text("".join(f"{json.dumps(record)}\n" for record in chosen))
-    temporary_path.replace(args.out)
+    write_atomic(args.out, "".join(f"{json.dumps(record)}\n" for record in chosen).encode())
     print(f"{args.out}: {len(chosen)} records; the first without tokens: {_without_tokens(chosen)}")
 
 

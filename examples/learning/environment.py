@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from examples.learning.outcomes import Known, StoredGrades
-from examples.learning.word_edit import PASS, SKIP, WordEditAgent
+from examples.learning.word_edit import ERROR, PASS, SKIP, WordEditAgent
 
 from minisandbox import Store
 from minisandbox.agents import AgentLimits
@@ -67,7 +67,7 @@ class Outcome:
         """Return the outcome of a rollout."""
         responses = [message.content.strip() for message in trajectory.messages if message.role == "assistant"]
         observations = [message.content for message in trajectory.messages if message.role == "user"][1:]
-        results = [text for text in observations if text != "error"]  # an error changes nothing in the workspace
+        results = [text for text in observations if text != ERROR]  # an error changes nothing in the workspace
         return cls(
             trajectory.instance_id, trajectory.attempt, trajectory.reward, bool(results) and results[-1] == PASS,
             SKIP in responses, len(trajectory.turns),

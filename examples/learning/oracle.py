@@ -33,6 +33,7 @@ from minisandbox import Sandbox, Store
 from minisandbox.images import build
 from minisandbox.models.engine import fetch_model
 from minisandbox.models.options import LOCAL
+from minisandbox.store.disk.durable import write_atomic
 from minisandbox.tasks import Task, TaskSet
 
 SHARES = 0.65
@@ -148,9 +149,7 @@ def write_warm_up(out: Path, model: Path, per_function: int, rows: int | None = 
     for mutant in bugs[:rows]:
         ids, mask = encode(tokenizer, conversation(mutant, rng))
         lines.append(json.dumps({"input_ids": ids, "loss_mask": mask, "traj_id": mutant.digest}))
-    temporary_path = out.with_suffix(".part")
-    temporary_path.write_text("".join(f"{line}\n" for line in lines))
-    temporary_path.replace(out)
+    write_atomic(out, "".join(f"{line}\n" for line in lines).encode())
     print(f"{out}: {len(lines)} conversations of the oracle", flush=True)
 
 
