@@ -1,6 +1,8 @@
 """Run rollouts of a model, and write a line per rollout: to evaluate it, or to choose rows for fine-tuning.
 
 python -m examples.learning.sample MODEL TASKS --attempts 16 --known OUTCOMES -o rollouts.jsonl
+
+The same command resumes after an interruption.
 """
 
 from __future__ import annotations
@@ -50,11 +52,11 @@ def main() -> None:
     tasks = {task.instance_id: task for task in TaskSet.load(args.tasks)}
     names = chosen(tuple(tasks), args.attempts, args.seed, args.like_rl, args.first)
     engine = TransformersEngine.load(args.model, max_batch=16)
-    known = Known(args.known)
+    known, part = Known(args.known), args.out.with_suffix(".part")
     sampling = Sampling(args.temperature, max_tokens=args.max_tokens)
     with open_thread(engine, known, steps=args.turns, agents=8) as thread:
 
-        async def run(task: Task, attempt: int) -> str:
+        async def run(task: Task, attempt: int) -> None:
             draw = Draw(sampling, seed_of(args.seed, task.instance_id, attempt))
             for _ in range(TRIES):
                 trajectory = await thread.rollout(task, attempt=attempt, draw=draw)
@@ -62,16 +64,29 @@ def main() -> None:
                     break
             row = max(trajectory.rows, key=lambda row: sum(row.mask), default=None)
             tokens = {} if row is None else {"input_ids": list(row.ids), "loss_mask": list(row.mask)}
-            return json.dumps(asdict(Outcome.of(trajectory)) | {"traj_id": f"{task.instance_id}__{attempt}"} | tokens)
+            line = asdict(Outcome.of(trajectory)) | {"traj_id": f"{task.instance_id}__{attempt}"} | tokens
+            with part.open("a") as file:
+                file.write(json.dumps(line) + "\n")
 
-        async def run_all() -> list[str]:
-            return await asyncio.gather(*(run(tasks[name], attempt) for name, attempt in names))
+        async def run_all() -> None:
+            done = {(line["task"], line["attempt"]) for line in finished(part)}
+            await asyncio.gather(*(run(tasks[task], attempt) for task, attempt in names if (task, attempt) not in done))
 
-        lines = asyncio.run(run_all())
-    temporary_path = args.out.with_suffix(".part")
-    temporary_path.write_text("".join(f"{line}\n" for line in lines))
-    os.replace(temporary_path, args.out)
-    print(summary([json.loads(line) for line in lines], args.attempts))
+        asyncio.run(run_all())
+    order = {name: number for number, name in enumerate(names)}
+    outcomes = sorted(finished(part), key=lambda line: order[str(line["task"]), int(str(line["attempt"]))])
+    part.write_text("".join(f"{json.dumps(line)}\n" for line in outcomes))
+    os.replace(part, args.out)
+    print(summary(outcomes, args.attempts))
+
+
+def finished(part: Path) -> list[dict[str, object]]:
+    """Return the rollouts that an interrupted command has written; remove a line that is cut off."""
+    text = part.read_text() if part.exists() else ""
+    complete = text[: text.rfind("\n") + 1]
+    if complete != text:
+        part.write_text(complete)
+    return [json.loads(line) for line in complete.splitlines()]
 
 
 def chosen(

@@ -24,7 +24,7 @@ from examples.learning.model import Turn, encode, train_tokenizer  # noqa: E402 
 from examples.learning.mutations import WORDS, WordEdit  # noqa: E402 - the same
 from examples.learning.oracle import TURNS  # noqa: E402 - the same
 from examples.learning.results import Arm, Results, difference  # noqa: E402 - the same
-from examples.learning.sample import chosen, summary  # noqa: E402 - the same
+from examples.learning.sample import chosen, finished, summary  # noqa: E402 - the same
 from tools.pages import with_part  # noqa: E402 - the same
 
 from minisandbox.cli.main import parser  # noqa: E402 - the same
@@ -165,6 +165,14 @@ def test_the_best_temperature_has_the_highest_rate(tmp_path: Path) -> None:
         (tmp_path / name).write_text("\n".join(lines))
     files = {0.4: tmp_path / "a", 0.6: tmp_path / "b", 1.0: tmp_path / "c"}
     assert best_temperature(files) == {"temperature": 0.6, "pass@1": {"0.4": 0.5, "0.6": 0.75, "1.0": 0.0}}
+
+
+def test_an_interrupted_command_keeps_its_whole_lines(tmp_path: Path) -> None:
+    part = tmp_path / "rollouts.part"
+    assert finished(part) == []
+    part.write_text('{"task": "a"}\n{"task": "b"}\n{"ta')
+    assert finished(part) == [{"task": "a"}, {"task": "b"}]
+    assert part.read_text() == '{"task": "a"}\n{"task": "b"}\n', "a later line would continue the one that is cut"
 
 
 def test_a_summary_has_pass_at_k_and_the_rate_of_cheats() -> None:
