@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -23,6 +22,7 @@ from minisandbox.models import Sampling
 from minisandbox.models.engine import TransformersEngine
 from minisandbox.models.protocol import seed_of
 from minisandbox.rollouts.setup import Draw
+from minisandbox.store.disk.durable import write_atomic
 from minisandbox.tasks import Task, TaskSet
 from minisandbox.train.evaluation import pass_at
 from minisandbox.train.groups import tasks_of_step
@@ -75,8 +75,8 @@ def main() -> None:
         asyncio.run(run_all())
     order = {name: number for number, name in enumerate(names)}
     outcomes = sorted(finished(part), key=lambda line: order[str(line["task"]), int(str(line["attempt"]))])
-    part.write_text("".join(f"{json.dumps(line)}\n" for line in outcomes))
-    os.replace(part, args.out)
+    write_atomic(args.out, "".join(f"{json.dumps(line)}\n" for line in outcomes).encode())
+    part.unlink()
     print(summary(outcomes, args.attempts))
 
 
