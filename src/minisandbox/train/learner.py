@@ -20,7 +20,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint as recompute
 from transformers import PreTrainedModel, get_scheduler
 
+from minisandbox.errors import MissingExtra, TrainingError
 from minisandbox.train.config import LOGITS_AT_ONCE, RlConfig, SftConfig
+from minisandbox.train.options import flat, to_mapping
 from minisandbox.train.rows import EMPTY, TrainingRow, collate
 from minisandbox.train.running import TrainingRun, lora_of, open_policy, step_of
 
@@ -122,6 +124,11 @@ class Learner(Generic[C]):
         accelerator: the device and the processes.
         reference: the reference model, if reinforcement learning has one.
         finished: number of finished steps; None from the change of the weights until the step has been logged.
+
+    Raises:
+        InvalidValue: the model cannot be opened.
+        MissingExtra: the package of the experiment tracker is not installed.
+        TrainingError: the experiment tracker did not start.
     """
 
     def __init__(self, config: C, checkpoint: Path | None, *, temperature: float = 1.0) -> None:
@@ -130,7 +137,7 @@ class Learner(Generic[C]):
             cpu=config.device == "cpu", kwargs_handlers=[InitProcessGroupKwargs(timeout=_WAIT)],
             log_with=None if config.report_to == "none" else config.report_to, project_dir=config.out,
         )  # fmt: skip
-        self.accelerator.init_trackers("minisandbox")
+        self._start_tracker()
         self.is_sharded = self.accelerator.num_processes > 1
         self.dtype = torch.bfloat16 if config.precision == "bfloat16" else torch.float32
         set_seed(config.seed)  # new adapters are random
@@ -145,6 +152,20 @@ class Learner(Generic[C]):
         self.finished: int | None = step_of(checkpoint)
         if checkpoint:
             self._load_optimizer(torch.load(checkpoint / "optimizer.pt", weights_only=True))
+
+    def _start_tracker(self) -> None:
+        name, options = self.config.report_to, flat(to_mapping(self.config))
+        values = {key: value if isinstance(value, int | float) else str(value) for key, value in options.items()}
+        try:
+            self.accelerator.init_trackers("minisandbox", values)
+        except Exception as error:  # each tracker has its own exceptions
+            raise TrainingError(
+                f"report_to: {name} did not start",
+                reason=str(error),
+                hint="correct its settings, or set report_to: none",
+            ) from error
+        if name != "none" and not self.accelerator.trackers:  # accelerate leaves it out with a warning
+            raise MissingExtra(f"report_to is {name}, but the package is not installed", hint=f"pip install {name}")
 
     # --- loading -----------------------------------------------------------------------------------------------------
 

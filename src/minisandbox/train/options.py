@@ -296,15 +296,16 @@ def differences(before: object, now: object, *, but: Iterable[str] = ()) -> list
         now: the second configuration.
         but: keys to ignore.
     """
-    old, new = _flat(to_mapping(before)), _flat(to_mapping(now))
+    old, new = flat(to_mapping(before)), flat(to_mapping(now))
     return sorted(key for key in old | new if old.get(key) != new.get(key) and key not in set(but))
 
 
-def _flat(values: Values, prefix: str = "") -> Values:
-    flat: Values = {}
+def flat(values: Values, prefix: str = "") -> Values:
+    """Return a mapping without nested mappings, with the keys ``section.key``."""
+    pairs: Values = {}
     for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
+        pairs |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return pairs
 
 
 def _shown(value: object) -> str:

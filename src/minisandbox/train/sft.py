@@ -91,22 +91,24 @@ class SftData:
             TrainingError: a row cannot be trained on, or there are no rows.
         """
         Path(config.out).mkdir(parents=True, exist_ok=True)
-        file = tempfile.TemporaryFile(dir=config.out)  # noqa: SIM115 - train.close()
-        counts, largest = [0, 0], (0, "")
-        rows, others = StoredRows(file), StoredRows(file)
-        for stored, names in ((rows, config.data), (others, config.held_out)):
-            for row in (row for name in names for row in read_rows(Path(name))):
-                is_long = len(row.ids) > config.max_length
-                counts[is_long] += 1
-                if not is_long:
-                    stored.append(row)
-                    largest = max(largest, (max(row.ids), row.rollout))
-            if not rows:
-                longer = f"all {counts[1]} rows are longer than max_length {config.max_length}"
-                reason = longer if counts[1] else "the files are empty"
-                raise TrainingError("there are no rows to train on", reason=reason)
-        if not config.held_out:
-            rows, others = rows.split(held_out(rows.tasks, config.held_out_share, config.seed))
+        with contextlib.ExitStack() as stack:
+            file = stack.enter_context(tempfile.TemporaryFile(dir=config.out))
+            counts, largest = [0, 0], (0, "")
+            rows, others = StoredRows(file), StoredRows(file)
+            for stored, names in ((rows, config.data), (others, config.held_out)):
+                for row in (row for name in names for row in read_rows(Path(name))):
+                    is_long = len(row.ids) > config.max_length
+                    counts[is_long] += 1
+                    if not is_long:
+                        stored.append(row)
+                        largest = max(largest, (max(row.ids), row.rollout))
+                if not rows:
+                    longer = f"all {counts[1]} rows are longer than max_length {config.max_length}"
+                    reason = longer if counts[1] else "the files are empty"
+                    raise TrainingError("there are no rows to train on", reason=reason)
+            if not config.held_out:
+                rows, others = rows.split(held_out(rows.tasks, config.held_out_share, config.seed))
+            stack.pop_all()  # train.close() closes the file
         return cls(rows, others, counts[1], *largest)
 
 
