@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 import threading
 from array import array
 from collections.abc import AsyncIterator
@@ -16,7 +17,7 @@ from tests.unit.tiny_model import TOOL, tiny_engine, tiny_model, tiny_tokenizer,
 from minisandbox.errors import ContextExceeded, InvalidValue, ModelRefused, ModelUnavailable
 from minisandbox.models import Completion, Message, Request, Role, Sampling, TokenGraph
 from minisandbox.models.engine import TransformersEngine, recompute_logprobs
-from minisandbox.models.engine.decoding import draw
+from minisandbox.models.engine.decoding import PrefixStore, draw
 from minisandbox.models.renderer import Conversations, Renderer
 
 pytestmark = pytest.mark.once
@@ -383,3 +384,39 @@ def test_a_failing_model_is_told_and_serves_on() -> None:
             assert await converse(engine, 1, 1)
 
     asyncio.run(run())
+
+
+def test_the_cache_finds_the_longest_prefix() -> None:
+    """Next to a list of all entries, with tokens of one to four bytes."""
+    choices, store, entries = random.Random(0), PrefixStore(1 << 30), list[list[int]]()
+    for _ in range(2_000):
+        ids = [choices.choice((1, 2, 257, 70_000)) for _ in range(choices.randrange(1, 12))]
+        expected = max((common(ids[:-1], entry) for entry in entries), default=0)
+        layers, length = store.longest(array("i", ids))
+        assert length == expected
+        assert [row[0, 0, :, 0].tolist() for pair in layers for row in pair] == [ids[:length]] * 2 * bool(length)
+        content = torch.tensor(ids)[None, None, :, None]
+        store.put(array("i", ids), [(content, content)])
+        entries.append(ids)
+
+
+def test_the_cache_drops_what_was_least_recently_used() -> None:
+    prompts = [array("i", [number, 1, 2, 3]) for number in range(4)]
+    content = torch.zeros(1, 1, 4, 1)  # two of 16 bytes
+    store = PrefixStore(3 * 32)
+    for prompt in prompts[:3]:
+        store.put(prompt, [(content, content)])
+    store.longest(prompts[0])
+    store.put(prompts[3], [(content, content)])
+    assert [store.longest(prompt)[1] for prompt in prompts] == [3, 0, 3, 3]
+    store.put(prompts[3] + array("i", [4]), [(content, content)])  # instead of its own prefix
+    assert [store.longest(prompt)[1] for prompt in prompts] == [3, 0, 3, 3]
+    store.clear()
+    assert [store.longest(prompt)[1] for prompt in prompts] == [0] * 4
+
+
+def common(one: list[int], other: list[int]) -> int:
+    return next(
+        (index for index, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]),
+        min(len(one), len(other)),
+    )

@@ -5,6 +5,7 @@ Import this module only if torch is installed.
 
 from __future__ import annotations
 
+import bisect
 import inspect
 from array import array
 from collections.abc import Iterable, Sequence
@@ -183,49 +184,72 @@ def _multiply(weight: Tensor, bias: Tensor | None, inputs: Tensor) -> Tensor:
 class PrefixStore:
     """An LRU cache of keys and values. A prompt reuses the prefix that it shares with an earlier conversation.
 
+    An entry's key is the bytes of its tokens. The keys are sorted, so the entry that shares the longest prefix with a
+    prompt is a neighbour of the prompt's place among them.
+
     Args:
         capacity: maximum bytes of keys and values; 0 disables the cache.
     """
 
     def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._entries: list[tuple[Tensor, list[KeysValues]]] = []  # the most recently used is last
+        self._capacity, self._bytes = capacity, 0
+        self._layers: dict[bytes, list[KeysValues]] = {}  # the most recently used is last
+        self._sorted: list[bytes] = []
 
     def longest(self, prompt: array[int]) -> tuple[list[KeysValues], int]:
         """Return the keys and values of a prompt's longest cached prefix, and the prefix's length in tokens.
 
         The prefix never covers the whole prompt, because the model must read a token to return logits.
         """
-        ids = torch.tensor(prompt[:-1], dtype=torch.int32)
-        lengths = [_common(ids, entry[0]) for entry in self._entries]
-        best = max(lengths, default=0)
+        key = prompt[:-1].tobytes()
+        place = bisect.bisect(self._sorted, key)
+        best, entry = max(((_common(key, near), near) for near in self._sorted[max(0, place - 1) : place + 1]),
+                          default=(0, b""))  # fmt: skip
         if best == 0:
             return [], 0
-        entry = self._entries.pop(lengths.index(best))
-        self._entries.append(entry)
-        return [(keys[..., :best, :], values[..., :best, :]) for keys, values in entry[1]], best
+        layers = self._layers[entry] = self._layers.pop(entry)
+        return [(keys[..., :best, :], values[..., :best, :]) for keys, values in layers], best
 
     def put(self, ids: array[int], layers: Iterable[Sequence[Tensor]]) -> None:
         """Store copies of the keys and values of a token sequence, each of shape [1, heads, tokens, size]."""
         if self._capacity == 0:
             return
-        tokens = torch.tensor(ids, dtype=torch.int32)
-        self._entries = [entry for entry in self._entries if _common(tokens, entry[0]) < len(entry[0])]
-        self._entries.append((tokens, [(keys.clone(), values.clone()) for keys, values in layers]))
-        sizes = [sum(part.nbytes for pair in entry[1] for part in pair) for entry in self._entries]
-        while sum(sizes) > self._capacity:
-            del self._entries[0], sizes[0]
+        key = ids.tobytes()
+        place = bisect.bisect(self._sorted, key)
+        if place and key.startswith(self._sorted[place - 1]):  # usually the conversation's previous turn
+            self._remove(self._sorted[place - 1])
+            place -= 1
+        self._sorted.insert(place, key)
+        self._layers[key] = [(keys.clone(), values.clone()) for keys, values in layers]
+        self._bytes += self._size(key)
+        while self._bytes > self._capacity:
+            self._remove(next(iter(self._layers)))
 
     def clear(self) -> None:
         """Drop all entries, because the model's weights have changed."""
-        self._entries.clear()
+        self._layers.clear()
+        self._sorted.clear()
+        self._bytes = 0
+
+    def _size(self, key: bytes) -> int:
+        return sum(part.nbytes for pair in self._layers[key] for part in pair)
+
+    def _remove(self, key: bytes) -> None:
+        self._bytes -= self._size(key)
+        del self._layers[key], self._sorted[bisect.bisect_left(self._sorted, key)]
 
 
-def _common(ids: Tensor, others: Tensor) -> int:
-    """Return the length of the common prefix of two sequences."""
-    length = min(len(ids), len(others))
-    different = (ids[:length] != others[:length]).nonzero()
-    return int(different[0]) if len(different) else length
+def _common(first: bytes, second: bytes) -> int:
+    """Return the number of tokens in the common prefix of two keys."""
+    size = array("i").itemsize
+    low, high = 0, min(len(first), len(second)) // size
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[: middle * size] == second[: middle * size]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 class _GrowingLayer(DynamicLayer):  # type: ignore[misc] # transformers has no type annotations
