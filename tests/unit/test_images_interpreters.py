@@ -115,6 +115,21 @@ def test_places_that_are_searched(tmp_path: Path) -> None:
     assert len(found) == len(programs)
 
 
+def test_an_interpreter_runs_once_until_it_changes(tmp_path: Path) -> None:
+    answer = probe(Path(sys.executable).resolve())
+    assert answer is not None
+    facts = json.dumps({**asdict(answer), "implementation": "CPython", "debug": False}, default=str)
+    program = _program(tmp_path / "python3", f"echo >> {tmp_path}/runs; [ -e {tmp_path}/ready ] && echo '{facts}'")
+    assert probe(program) is None, "failures are not remembered"
+    (tmp_path / "ready").touch()
+    assert probe(program) is not None
+    assert probe(program) == probe(program)
+    assert len((tmp_path / "runs").read_text()) == 2
+    os.utime(program, ns=(1, 1))
+    assert probe(program) is not None
+    assert len((tmp_path / "runs").read_text()) == 3
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from packaging.version import Version
@@ -89,26 +90,32 @@ def probe(executable: Path) -> Interpreter | None:
 
     Returns:
         The interpreter; None if it does not run, does not exit within ten seconds, or is not a release build of
-        CPython.
+        CPython. An executable that has not changed is run once per process.
     """
     try:
         status = executable.stat()
-        output = subprocess.run(
-            [executable, "-E", "-s", "-S", "-c", _QUESTION],  # not -I, which Python 2 lacks
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            cwd="/",
-            env={"PATH": "/usr/bin:/bin", "LC_ALL": "C"},
-            timeout=PROBE_TIMEOUT,
-            check=True,
-        ).stdout
-        properties = json.loads(output)
-        if properties["implementation"] != "CPython" or properties["debug"]:
-            return None
-        prefix, stamp = Path(properties["prefix"]).resolve(), f"{status.st_size}:{status.st_mtime_ns}"
-        return Interpreter(executable, properties["version"], prefix, properties["abi"], properties["build"], stamp)
+        return _ask(executable, f"{status.st_size}:{status.st_mtime_ns}")
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
         return None
+
+
+@lru_cache(maxsize=256)
+def _ask(executable: Path, stamp: str) -> Interpreter | None:
+    """Run an interpreter once per stamp and process; failures are not cached, because a busy machine causes some."""
+    output = subprocess.run(
+        [executable, "-E", "-s", "-S", "-c", _QUESTION],  # not -I, which Python 2 lacks
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        cwd="/",
+        env={"PATH": "/usr/bin:/bin", "LC_ALL": "C"},
+        timeout=PROBE_TIMEOUT,
+        check=True,
+    ).stdout
+    properties = json.loads(output)
+    if properties["implementation"] != "CPython" or properties["debug"]:
+        return None
+    prefix = Path(properties["prefix"]).resolve()
+    return Interpreter(executable, properties["version"], prefix, properties["abi"], properties["build"], stamp)
 
 
 def find_interpreter(text: str) -> Interpreter:
