@@ -375,7 +375,10 @@ def _smoothed(values: Sequence[float]) -> list[float]:
 
 
 def _points(value: Difference | None) -> str:
-    return "" if value is None else f"{100 * value.mean:+.1f} ({100 * value.low:+.1f} to {100 * value.high:+.1f})"
+    if value is None:
+        return ""
+    mean, low, high = (round(100 * number, 1) + 0.0 for number in (value.mean, value.low, value.high))  # without -0.0
+    return f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
 
 
 def parts(results: Results) -> Iterable[tuple[str, str]]:
