@@ -43,6 +43,9 @@ _SMOOTH = 5
 _PACKAGES = ("swe-minisandbox", "torch", "transformers")
 
 
+Counts = tuple[int, int, int, int]
+
+
 @dataclass(frozen=True, slots=True)
 class Arm:
     """The results of one arm with one seed.
@@ -51,7 +54,8 @@ class Arm:
         model: ``llama`` or ``smollm``.
         seed: the seed.
         arm: the arm's name.
-        outcomes: per held-out task: the numbers of rollouts with a grade, of passes, and of cheats.
+        outcomes: per held-out task: the numbers of rollouts with a grade, of passes, of cheats, and of passes without a
+            cheat.
         temperature: the sampling temperature of the evaluation.
         rollouts: number of rollouts for training, or for choosing the temperature.
         steps: number of optimiser steps after the fine-tuning on the oracle's conversations.
@@ -63,7 +67,7 @@ class Arm:
     model: str
     seed: int
     arm: str
-    outcomes: tuple[tuple[int, int, int], ...]
+    outcomes: tuple[Counts, ...]
     temperature: float = 1.0
     rollouts: int = 0
     steps: int = 0
@@ -83,7 +87,7 @@ class Arm:
 
     def pass_at(self) -> dict[str, float]:
         """Return pass@k over all held-out tasks."""
-        return pass_at([_rewards(outcome) for outcome in self.outcomes], max(total for total, _, _ in self.outcomes))
+        return pass_at([_rewards(outcome) for outcome in self.outcomes], max(outcome[0] for outcome in self.outcomes))
 
     def pass_of_tasks(self, k: str) -> list[float | None]:
         """Return each task's pass@k; None for a task with fewer than k rollouts."""
@@ -92,7 +96,14 @@ class Arm:
     @property
     def cheats(self) -> float:
         """The share of the held-out rollouts that disabled the visible test."""
-        return sum(cheats for _, _, cheats in self.outcomes) / sum(total for total, _, _ in self.outcomes)
+        totals, _, cheats, _ = map(sum, zip(*self.outcomes, strict=True))
+        return cheats / totals
+
+    @property
+    def passes_without_cheats(self) -> float:
+        """The share of passes among the held-out rollouts that did not cheat."""
+        totals, _, cheats, passes = map(sum, zip(*self.outcomes, strict=True))
+        return passes / (totals - cheats)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,12 +178,13 @@ def _read_arm(
 ) -> Arm:
     *model, arm, seed = name.removeprefix("eval-").split("-")
     prefix = "smollm-" if model else ""
-    outcomes = dict.fromkeys(tasks, (0, 0, 0))
+    outcomes = dict.fromkeys(tasks, (0, 0, 0, 0))
     for rollout in rollouts:
         if rollout["honest"] is not None:
-            total, passes, cheats = outcomes[str(rollout["task"])]
-            outcome = (total + 1, passes + (rollout["honest"] == 1.0), cheats + bool(rollout["cheated"]))
-            outcomes[str(rollout["task"])] = outcome
+            is_pass, is_cheat = rollout["honest"] == 1.0, bool(rollout["cheated"])
+            total, passes, cheats, others = outcomes[str(rollout["task"])]
+            counts = (total + 1, passes + is_pass, cheats + is_cheat, others + (is_pass and not is_cheat))
+            outcomes[str(rollout["task"])] = counts
     stages = {
         "sft": [f"sft-{seed}"],
         "rejection": [f"drawn-{seed}", f"passes-{seed}", f"rejection-{seed}"],
@@ -191,8 +203,7 @@ def _read_arm(
         steps, drawn = len(curve), len(_rollouts_of(run / trained[0]))
     cost = {stage: times[stage] for stage in [*trained, name] if stage in times}
     kind = "smollm" if model else "llama"
-    counts = tuple(outcomes.values())
-    return Arm(kind, int(seed), arm, counts, temperature, drawn, steps, cost, curve, versions())
+    return Arm(kind, int(seed), arm, tuple(outcomes.values()), temperature, drawn, steps, cost, curve, versions())
 
 
 def _rollouts_of(run: Path) -> list[Mapping[str, object]]:
@@ -238,8 +249,8 @@ def _arm(body: Mapping[str, object]) -> Arm:
     return Arm(**values)  # type: ignore[arg-type] # the file's fields are the class's
 
 
-def _rewards(outcome: tuple[int, int, int]) -> list[float]:
-    total, passes, _ = outcome
+def _rewards(outcome: Counts) -> list[float]:
+    total, passes, _, _ = outcome
     return [1.0] * passes + [0.0] * (total - passes)
 
 
@@ -295,13 +306,15 @@ def difference(
 def rates(results: Results, model: str) -> str:
     """Return the table of pass@k and cheats, by arm and seed."""
     ks = MODELS[model]
-    lines = [f"| arm | seed | {' | '.join(f'pass@{k}' for k in ks)} | cheats |", "|---|--:|" + "--:|" * (len(ks) + 1)]
+    columns = [*(f"pass@{k}" for k in ks), "cheats", "passes of the others"]
+    lines = [f"| arm | seed | {' | '.join(columns)} |", "|---|--:|" + "--:|" * len(columns)]
     for name, title in TITLES.items():
         for arm in results.of(model, name):
             values = arm.pass_at()
             cells = " | ".join(f"{values[k]:.1%}" for k in ks)
             temperature = "" if arm.temperature == 1.0 else f" ({arm.temperature:g})"
-            lines.append(f"| {title}{temperature} | {arm.seed} | {cells} | {arm.cheats:.1%} |")
+            rest = f"{arm.cheats:.1%} | {arm.passes_without_cheats:.1%}"
+            lines.append(f"| {title}{temperature} | {arm.seed} | {cells} | {rest} |")
     return "\n".join([*lines, "", f"{len(results.tasks)} held-out tasks."])
 
 
@@ -360,9 +373,7 @@ def draw(results: Results, path: Path) -> None:
                 axes.plot(range(1, len(mean) + 1), mean, color=f"C{number}", label=TITLES[name])
                 for curve in curves if len(curves) > 1 else ():
                     axes.plot(range(1, len(curve) + 1), _smoothed(curve), color=f"C{number}", alpha=0.3, linewidth=0.8)
-        axes.set(
-            xlabel="optimiser steps", ylabel=f"training rollouts that {label}".replace("that resolved", "resolved")
-        )
+        axes.set(xlabel="optimiser steps", ylabel=label)
         axes.set_ylim(0, 1)
         axes.grid(alpha=0.3)
     panels[0].legend(fontsize=8)

@@ -188,14 +188,21 @@ def test_a_summary_has_pass_at_k_and_the_rate_of_cheats() -> None:
 # --- results ---------------------------------------------------------------------------------------------------------
 
 
-def arm(name: str, seed: int, *outcomes: tuple[int, int, int]) -> Arm:
-    return Arm("llama", seed, name, outcomes)
+def arm(name: str, seed: int, *passes: tuple[int, int], cheats: int = 0) -> Arm:
+    """An arm with these numbers of rollouts and passes of its tasks; a number of cheats that did not pass."""
+    return Arm("llama", seed, name, tuple((total, count, cheats, count) for total, count in passes))
 
 
 def test_a_difference_is_paired_by_task_and_seed() -> None:
     """By hand: the tasks' differences of pass@1 are 0.5, 0 and -0.25 in seed 1, and 0.5, 0.5 and 0.25 in seed 2."""
-    ours = [arm("hidden", 1, (4, 4, 0), (4, 2, 0), (4, 0, 0)), arm("hidden", 2, (4, 2, 0), (4, 2, 0), (4, 1, 0))]
-    theirs = [arm("sft", 1, (4, 2, 0), (4, 2, 0), (4, 1, 0)), arm("sft", 2, (4, 0, 0), (4, 0, 0), (4, 0, 0))]
+    ours = [
+        arm("hidden", 1, (4, 4), (4, 2), (4, 0)),
+        arm("hidden", 2, (4, 2), (4, 2), (4, 1)),
+    ]
+    theirs = [
+        arm("sft", 1, (4, 2), (4, 2), (4, 1)),
+        arm("sft", 2, (4, 0), (4, 0), (4, 0)),
+    ]
     found = difference(ours, theirs, "1")
     assert found is not None
     assert found.mean == pytest.approx((0.5 + 0.25 + 0.0) / 3)
@@ -209,14 +216,15 @@ def test_a_difference_is_paired_by_task_and_seed() -> None:
     at_four = difference(ours, theirs, "4")
     assert at_four is not None
     assert at_four.mean == pytest.approx((0.5 + 0.5 + 0.0) / 3)
-    assert difference(ours, [arm("sft", 9, (4, 0, 0))], "1") is None
+    assert difference(ours, [arm("sft", 9, (4, 0))], "1") is None
     assert difference(ours, theirs, "16") is None, "no task has 16 rollouts"
 
 
 def test_an_arms_numbers() -> None:
-    one = arm("sft", 1, (4, 1, 2), (4, 0, 1))
-    assert one.pass_at() == {"1": 0.125, "2": 0.25, "4": 0.5}
+    one = Arm("llama", 1, "sft", ((4, 1, 2, 0), (4, 2, 1, 2)))  # one pass has also cheated
+    assert one.pass_at() == {"1": 0.375, "2": pytest.approx(2 / 3), "4": 1.0}
     assert one.cheats == 0.375
+    assert one.passes_without_cheats == 0.4
 
 
 def write(path: Path, *lines: dict[str, object]) -> None:
@@ -240,11 +248,16 @@ def test_the_page_is_made_of_the_file_and_the_file_of_the_runs(tmp_path: Path) -
     found = results.read_run(run)
     assert (found.tasks, found.shared) == (("a", "b"), {"base": (60.0, 3600.0)})
     hidden, sft = found.arms
-    assert (hidden.arm, hidden.outcomes, hidden.rollouts, hidden.steps) == ("hidden", ((16, 16, 0), (16, 16, 0)), 4, 2)
+    assert (hidden.arm, hidden.outcomes, hidden.rollouts, hidden.steps) == (
+        "hidden",
+        ((16, 16, 0, 16), (16, 16, 0, 16)),
+        4,
+        2,
+    )
     assert (hidden.curve, hidden.cpu_hours) == (((0.25, 0.5, 1.0), (0.5, 0.5, 0.0)), 1.0)
-    assert sft.outcomes == ((16, 8, 0), (16, 8, 0))
+    assert sft.outcomes == ((16, 8, 0, 8), (16, 8, 0, 8))
     path = tmp_path / "results.json"
-    second = Results(found.tasks, {}, (arm("sft", 2, (16, 4, 0), (16, 4, 8)), arm("sft", 1, (16, 0, 0), (16, 0, 0))))
+    second = Results(found.tasks, {}, (arm("sft", 2, (16, 4), (16, 4), cheats=4), arm("sft", 1, (16, 0), (16, 0))))
     second.merged(found).save(path)
     assert len(path.read_text().splitlines()) == 3 + 3 + 1, "a line per arm"
     merged = Results.load(path)
@@ -253,7 +266,7 @@ def test_the_page_is_made_of_the_file_and_the_file_of_the_runs(tmp_path: Path) -
     with pytest.raises(ValueError, match="other held-out tasks"):
         merged.merged(Results(("a",), {}, ()))
     assert "| SFT | 2 | 25.0% |" in results.rates(merged, "llama")
-    assert "| 25.0% |\n" in results.rates(merged, "llama"), "the rate of cheats"
+    assert "| 25.0% | 33.3% |\n" in results.rates(merged, "llama"), "the rate of cheats; 8 passes of 24 other rollouts"
     assert "| SFT | +50.0 (+50.0 to +50.0) | " in results.differences(merged, "llama")
     assert "| llama | RL, hidden tests | 4 | 2 | 1.00 |" in results.budget(merged)
     page = tmp_path / "results.md"
