@@ -321,7 +321,7 @@ def rates(results: Results, model: str) -> str:
 def differences(results: Results, model: str) -> str:
     """Return the table of RL minus each other arm, in points, with 95 % intervals."""
     ks = MODELS[model]
-    lines = [f"| RL minus | {' | '.join(f'pass@{k}' for k in ks)} |", "|---|" + "---|" * len(ks)]
+    lines = [f"| RL on hidden tests minus | {' | '.join(f'pass@{k}' for k in ks)} |", "|---|" + "---|" * len(ks)]
     for name, title in TITLES.items():
         found = [difference(results.of(model, RL), results.of(model, name), k) for k in ks] if name != RL else []
         if any(found):
