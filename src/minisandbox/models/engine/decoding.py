@@ -185,7 +185,7 @@ class PrefixStore:
     """An LRU cache of keys and values. A prompt reuses the prefix that it shares with an earlier conversation.
 
     An entry's key is the bytes of its tokens. The keys are sorted, so the entry that shares the longest prefix with a
-    prompt is a neighbour of the prompt's place among them.
+    prompt is next to where the prompt would be inserted.
 
     Args:
         capacity: maximum bytes of keys and values; 0 disables the cache.
@@ -202,8 +202,8 @@ class PrefixStore:
         The prefix never covers the whole prompt, because the model must read a token to return logits.
         """
         key = prompt[:-1].tobytes()
-        place = bisect.bisect(self._sorted, key)
-        best, entry = max(((_common(key, near), near) for near in self._sorted[max(0, place - 1) : place + 1]),
+        index = bisect.bisect(self._sorted, key)
+        best, entry = max(((_common(key, near), near) for near in self._sorted[max(0, index - 1) : index + 1]),
                           default=(0, b""))  # fmt: skip
         if best == 0:
             return [], 0
@@ -215,11 +215,11 @@ class PrefixStore:
         if self._capacity == 0:
             return
         key = ids.tobytes()
-        place = bisect.bisect(self._sorted, key)
-        if place and key.startswith(self._sorted[place - 1]):  # usually the conversation's previous turn
-            self._remove(self._sorted[place - 1])
-            place -= 1
-        self._sorted.insert(place, key)
+        index = bisect.bisect(self._sorted, key)
+        if index and key.startswith(self._sorted[index - 1]):  # usually the conversation's previous turn
+            self._remove(self._sorted[index - 1])
+            index -= 1
+        self._sorted.insert(index, key)
         self._layers[key] = [(keys.clone(), values.clone()) for keys, values in layers]
         self._bytes += self._size(key)
         while self._bytes > self._capacity:
