@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.util
 import json
 import os
@@ -163,9 +164,8 @@ def test_a_step_is_that_of_transformers_loss(config: SftConfig, load: Load, mode
         held = [plain(input_ids=torch.tensor([row.ids.tolist()]), labels=torch.tensor([row.labels])).loss for row in
                 data.held_out]  # fmt: skip
         weights = torch.tensor([float(row.loss_tokens) for row in data.held_out])
-        assert tuning.held_out_loss() == pytest.approx(
-            float((torch.stack(held).detach() * weights).sum() / weights.sum())
-        )
+        mean = (torch.stack(held).detach() * weights).sum() / weights.sum()
+        assert tuning.held_out_loss() == pytest.approx(float(mean))
         stats = tuning.step(0)
     assert len(rows) == 6
     assert (stats["loss"], stats["grad_norm"]) == pytest.approx((expected.item(), norm.item()), rel=1e-4)
@@ -186,13 +186,18 @@ def test_rows_stay_on_disk(config: SftConfig, load: Load, rows: list[dict[str, o
     """The memory of thousands of rows is that of their positions, lengths and tasks."""
     body = {**rows[0], "input_ids": list(range(2000)), "loss_mask": [0] + [1] * 1999}
     Path(config.data[0]).write_text("".join(json.dumps({**body, "traj_id": f"t{n}"}) + "\n" for n in range(300)))
-    tracemalloc.start()
-    data = load(replace(config, max_length=4000, held_out_share=0.0))
-    size, peak = tracemalloc.get_traced_memory()  # of the whole process, so a few other allocations count
+    long = replace(config, max_length=4000, held_out_share=0.0)
+    load(long)  # fill the caches of all modules that it uses
+    tracemalloc.start(8)
+    data = load(long)
+    _, peak = tracemalloc.get_traced_memory()
+    gc.collect()
+    ours = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, "*/train/*", all_frames=True)])
     tracemalloc.stop()
+    size = sum(trace.size for trace in ours.traces)
     assert len(data.train) == 300
-    assert size < 600_000  # a byte per token; a list of them takes eight
-    assert peak < 1_500_000
+    assert size < 300 * 300  # of 600,000 tokens
+    assert peak < 1_000_000
     assert data.train[299].ids[-1] == 1999
 
 
