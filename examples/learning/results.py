@@ -44,6 +44,7 @@ _PACKAGES = ("swe-minisandbox", "torch", "transformers")
 
 
 Counts = tuple[int, int, int, int]
+"""Numbers of rollouts with a grade, of passes, of cheats, and of passes without a cheat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,7 @@ class Arm:
         model: ``llama`` or ``smollm``.
         seed: the seed.
         arm: the arm's name.
-        outcomes: per held-out task: the numbers of rollouts with a grade, of passes, of cheats, and of passes without a
-            cheat.
+        outcomes: the counts of each held-out task.
         temperature: the sampling temperature of the evaluation.
         rollouts: number of rollouts for training, or for choosing the temperature.
         steps: number of optimiser steps after the fine-tuning on the oracle's conversations.
@@ -96,14 +96,18 @@ class Arm:
     @property
     def cheats(self) -> float:
         """The share of the held-out rollouts that disabled the visible test."""
-        totals, _, cheats, _ = map(sum, zip(*self.outcomes, strict=True))
-        return cheats / totals
+        total, _, cheats, _ = self._sums
+        return cheats / total
 
     @property
     def passes_without_cheats(self) -> float:
         """The share of passes among the held-out rollouts that did not cheat."""
-        totals, _, cheats, passes = map(sum, zip(*self.outcomes, strict=True))
-        return passes / (totals - cheats)
+        total, _, cheats, passes = self._sums
+        return passes / (total - cheats)
+
+    @property
+    def _sums(self) -> Iterable[int]:
+        return map(sum, zip(*self.outcomes, strict=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -248,12 +248,8 @@ def test_the_page_is_made_of_the_file_and_the_file_of_the_runs(tmp_path: Path) -
     found = results.read_run(run)
     assert (found.tasks, found.shared) == (("a", "b"), {"base": (60.0, 3600.0)})
     hidden, sft = found.arms
-    assert (hidden.arm, hidden.outcomes, hidden.rollouts, hidden.steps) == (
-        "hidden",
-        ((16, 16, 0, 16), (16, 16, 0, 16)),
-        4,
-        2,
-    )
+    assert (hidden.arm, hidden.rollouts, hidden.steps) == ("hidden", 4, 2)
+    assert hidden.outcomes == ((16, 16, 0, 16), (16, 16, 0, 16))
     assert (hidden.curve, hidden.cpu_hours) == (((0.25, 0.5, 1.0), (0.5, 0.5, 0.0)), 1.0)
     assert sft.outcomes == ((16, 8, 0, 8), (16, 8, 0, 8))
     path = tmp_path / "results.json"
