@@ -22,7 +22,7 @@ from transformers import PreTrainedModel, get_scheduler
 
 from minisandbox.errors import MissingExtra, TrainingError
 from minisandbox.train.config import LOGITS_AT_ONCE, RlConfig, SftConfig
-from minisandbox.train.options import flat, to_mapping
+from minisandbox.train.options import flat
 from minisandbox.train.rows import EMPTY, TrainingRow, collate
 from minisandbox.train.running import TrainingRun, lora_of, open_policy, step_of
 
@@ -154,8 +154,8 @@ class Learner(Generic[C]):
             self._load_optimizer(torch.load(checkpoint / "optimizer.pt", weights_only=True))
 
     def _start_tracker(self) -> None:
-        name, options = self.config.report_to, flat(to_mapping(self.config))
-        values = {key: value if isinstance(value, int | float) else str(value) for key, value in options.items()}
+        name, options = self.config.report_to, flat(self.config).items()
+        values = {key: value if isinstance(value, int | float) else str(value) for key, value in options}
         try:
             self.accelerator.init_trackers("minisandbox", values)
         except Exception as error:  # each tracker has its own exceptions

@@ -296,15 +296,19 @@ def differences(before: object, now: object, *, but: Iterable[str] = ()) -> list
         now: the second configuration.
         but: keys to ignore.
     """
-    old, new = flat(to_mapping(before)), flat(to_mapping(now))
+    old, new = flat(before), flat(now)
     return sorted(key for key in old | new if old.get(key) != new.get(key) and key not in set(but))
 
 
-def flat(values: Values, prefix: str = "") -> Values:
-    """Return a mapping without nested mappings, with the keys ``section.key``."""
+def flat(config: object) -> Values:
+    """Return a configuration as a mapping without nested mappings, with the keys ``section.key``."""
+    return _flat(to_mapping(config))
+
+
+def _flat(values: Values, prefix: str = "") -> Values:
     pairs: Values = {}
     for key, value in values.items():
-        pairs |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        pairs |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return pairs
 
 
