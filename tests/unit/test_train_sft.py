@@ -231,32 +231,44 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(config: SftConfig
 
 TERMINATED = """
 import os, signal, sys
+import torch
+from transformers import PreTrainedModel
 from minisandbox.cli import main, train
 from minisandbox.train.sft import FineTuning
 
-rows_of, train._EXIT_SECONDS = FineTuning.rows_of, 600.0
+train._EXIT_SECONDS = 600.0
+owner, name, call = {
+    "forward": (FineTuning, "rows_of", 4),
+    "optimizer": (torch.optim.Optimizer, "zero_grad", 4),  # zero_grad follows the change of the weights
+    "checkpoint": (PreTrainedModel, "save_pretrained", 1),
+}[sys.argv[2]]
+original, calls = getattr(owner, name), []
 
 
-def terminated(tuning, number):
-    if number == 3:
+def terminated(*arguments, **options):
+    calls.append(None)
+    if len(calls) == call:
         os.kill(os.getpid(), signal.SIGTERM)
-    return rows_of(tuning, number)
+    return original(*arguments, **options)
 
 
-FineTuning.rows_of = terminated
+setattr(owner, name, terminated)
 sys.exit(main.main(["train", "sft", sys.argv[1]]))
 """
 
 
 @pytest.mark.slow
-def test_after_sigterm_the_run_resumes_from_its_last_step(config: SftConfig, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("operation", "step"), [("forward", 3), ("optimizer", 4), ("checkpoint", 1)])
+def test_after_sigterm_the_run_resumes_from_its_last_step(
+    operation: str, step: int, config: SftConfig, tmp_path: Path
+) -> None:
     from minisandbox.train.options import to_yaml  # noqa: PLC0415 - for this test alone
 
     (tmp_path / "experiment.yaml").write_text(to_yaml(config))
-    command = [sys.executable, "-c", TERMINATED, str(tmp_path / "experiment.yaml")]
+    command = [sys.executable, "-c", TERMINATED, str(tmp_path / "experiment.yaml"), operation]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert ended.returncode == 143, ended.stderr
-    assert "resumes from the checkpoint of step 3" in ended.stderr
+    assert f"resumes from the checkpoint of step {step}" in ended.stderr
     whole = train_sft(replace(config, out=str(tmp_path / "whole")))
     assert train_sft(config).last_loss == pytest.approx(whole.last_loss, abs=1e-5)
 

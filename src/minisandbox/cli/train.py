@@ -35,7 +35,8 @@ from minisandbox.train.options import describe, load, packaged, to_yaml
 from minisandbox.values import human_size
 
 KINDS = {"sft": SftConfig, "rl": RlConfig}
-_EXIT_SECONDS = 3.0
+_EXIT_SECONDS = 4.5
+"""Time to write a checkpoint after Ctrl-C or SIGTERM."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -5,7 +5,8 @@ Imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -22,6 +23,7 @@ from transformers import PreTrainedModel, get_scheduler
 
 from minisandbox.errors import MissingExtra, TrainingError
 from minisandbox.train.config import LOGITS_AT_ONCE, RlConfig, SftConfig
+from minisandbox.train.interrupts import Interrupts
 from minisandbox.train.options import flat
 from minisandbox.train.rows import EMPTY, TrainingRow, collate
 from minisandbox.train.running import TrainingRun, lora_of, open_policy, step_of
@@ -123,7 +125,7 @@ class Learner(Generic[C]):
         tokenizer: the model's tokenizer.
         accelerator: the device and the processes.
         reference: the reference model, if reinforcement learning has one.
-        finished: number of finished steps; None from the change of the weights until the step has been logged.
+        finished: number of finished steps.
 
     Raises:
         InvalidValue: the model cannot be opened.
@@ -149,7 +151,7 @@ class Learner(Generic[C]):
         self._weights = self._prepared()
         self._optimizer = self._open_optimizer()
         self._rate: Callable[[int], float] = lambda _: 1.0
-        self.finished: int | None = step_of(checkpoint)
+        self.finished, self._interrupts = step_of(checkpoint), Interrupts()
         if checkpoint:
             self._load_optimizer(torch.load(checkpoint / "optimizer.pt", weights_only=True))
 
@@ -266,9 +268,12 @@ class Learner(Generic[C]):
         (loss * self.accelerator.num_processes).backward()  # FSDP takes the mean over processes
 
     def change_weights(self) -> float:
-        """Make one step of the optimiser; return the norm of the gradients before they are clipped."""
+        """Make one step of the optimiser; return the norm of the gradients before they are clipped.
+
+        From here until :meth:`finish`, Ctrl-C and SIGTERM wait.
+        """
         norm = torch.nn.utils.clip_grad_norm_(self._weights.values(), self.config.optimizer.max_grad_norm)
-        self.finished = None
+        self._interrupts.delay()
         self._optimizer.step()
         self._optimizer.zero_grad()
         with torch.no_grad():
@@ -276,6 +281,11 @@ class Learner(Generic[C]):
                 if name in self._weights and self._weights[name] is not parameter:
                     parameter.copy_(self._weights[name])
         return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+    def finish(self, step: int) -> None:
+        """Count a step, after it has been logged; an interruption may now end the loop."""
+        self.finished = step
+        self._interrupts.allow()
 
     def total(self, sums: torch.Tensor) -> list[float]:
         """Return the sums of all processes' numbers."""
@@ -294,14 +304,23 @@ class Learner(Generic[C]):
             first: number of steps that were finished when the process started.
             last: number of steps of the run.
         """
-        assert self.finished is not None
         if self.finished % self.config.checkpoints.every == 0 or self.finished in (first + 1, last):
             self.save(run, self.finished)
 
-    def save_interrupted(self, run: TrainingRun) -> None:
-        """Write a checkpoint of the finished steps after an interruption, unless the weights are changing."""
-        if self.finished and self.finished > step_of(run.last_checkpoint()) and not self.is_sharded:
-            self.save(run, self.finished)
+    @contextlib.contextmanager
+    def interruptible(self, run: TrainingRun) -> Iterator[None]:
+        """Write a checkpoint of the finished steps if Ctrl-C or SIGTERM ends the block, unless weights are sharded.
+
+        Args:
+            run: the run's directory.
+        """
+        with self._interrupts:
+            try:
+                yield
+            except KeyboardInterrupt:  # also SIGTERM
+                if self.finished > step_of(run.last_checkpoint()) and not self.is_sharded:
+                    self.save(run, self.finished)
+                raise
 
     def save(self, run: TrainingRun, step: int) -> None:
         """Write a checkpoint: a model that transformers or peft opens, and the state of the optimiser.
@@ -310,6 +329,7 @@ class Learner(Generic[C]):
             run: the run's directory.
             step: number of finished steps.
         """
+        self._interrupts.delay()
         weights, path = self.full_weights(self.model), run.checkpoints / f"checkpoint-{step}"
         states = {
             name: {key: full(value).cpu() for key, value in self._optimizer.state[weight].items()}
@@ -326,6 +346,7 @@ class Learner(Generic[C]):
                 self.tokenizer.save_pretrained(path / "reference")
             run.checkpoint_written(step, self.config.checkpoints.keep)
         self.accelerator.wait_for_everyone()
+        self._interrupts.allow()
 
     def save_model(self, run: TrainingRun, name: str = "model") -> None:
         """Write the trained model with the optimiser's float32 weights and, with LoRA, also the adapter alone.

@@ -197,7 +197,7 @@ class Loop:
             first_step: number of steps that are already done.
         """
         config, learner = self.config, self.learner
-        try:
+        with learner.interruptible(self.run):
             for number in range(first_step, config.steps):
                 learner.refresh_sampler()
                 if number % config.evaluation.every == 0:
@@ -209,11 +209,8 @@ class Loop:
                 stats |= learner.update(rows, number, self._compare, self._check) | self._comparison()
                 stats["update_seconds"] = round(time.monotonic() - began, 3)
                 self._log(number + 1, stats)
-                learner.finished = number + 1
+                learner.finish(number + 1)
                 learner.save_if_due(self.run, first=first_step, last=config.steps)
-        except KeyboardInterrupt:  # also SIGTERM
-            learner.save_interrupted(self.run)
-            raise
         learner.refresh_sampler()
         self._evaluate(max(first_step, config.steps))
         learner.save_model(self.run)

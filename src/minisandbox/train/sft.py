@@ -218,20 +218,17 @@ class FineTuning:
             first_step: number of steps that are already done.
         """
         config, learner, losses = self._config, self.learner, list[float]()
-        try:
+        with learner.interruptible(self._run):
             for step in range(first_step + 1, self.steps + 1):
                 stats = self.step(step - 1)
                 losses.append(stats["loss"])
                 if step % config.log_every == 0 or step == self.steps:
                     self._log(step, {**stats, "loss": sum(losses) / len(losses), "epoch": step / self._steps_per_epoch})
                     losses.clear()
-                learner.finished = step
+                learner.finish(step)
                 if self._data.held_out and (step % config.evaluate_every == 0 or step == self.steps):
                     self._log(step, {"eval_loss": self.held_out_loss()})
                 learner.save_if_due(self._run, first=first_step, last=self.steps)
-        except KeyboardInterrupt:  # also SIGTERM
-            learner.save_interrupted(self._run)
-            raise
         learner.save_model(self._run)
         learner.close()
         return max(first_step, self.steps)
