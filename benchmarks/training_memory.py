@@ -50,10 +50,9 @@ class RandomRollouts:
         return self
 
     async def run(self, wanted: Wanted) -> Result:
-        """Return a row of random tokens, of which the second half carries loss."""
-        ids, half = random_ids(self.tokens), self.tokens // 2
-        logprobs = array("d", [0.0] * half + [-1.0] * (self.tokens - half))
-        row = TokenRow(ids, logprobs, bytes(half) + b"\1" * (self.tokens - half), (0,))
+        """Return a row of random tokens, which all but the first carry loss, as the plan assumes."""
+        sampled = self.tokens - 1
+        row = TokenRow(random_ids(self.tokens), array("d", [0.0] + [-1.0] * sampled), b"\0" + b"\1" * sampled, (0,))
         return Result(wanted, float(wanted.attempt % 2), (row,))
 
     def close(self) -> None:
