@@ -1,8 +1,8 @@
-"""Measure what creation depends on: the image's size, live sandboxes; file operations; creation by another version.
+"""Measure what creation depends on: the image's size, live sandboxes; file operations; memory; another version.
 
 `make bench-engines` compares creation, commands, memory and many at once with other engines.
 
-    python benchmarks/bench_launching.py [--quick] [--json FILE] [--beside DIR]
+    python benchmarks/bench_launching.py [--quick] [--json FILE] [--memory | --beside DIR]
 
 Every number is printed with the machine's load; ratios are of measurements in alternation.
 """
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -27,6 +27,8 @@ from minisandbox.sandbox import Sandbox
 from minisandbox.types import ImageSpec
 
 MB = 1_000_000
+IDLE = (50, 500, 1000, 2000)
+"""Numbers of idle sandboxes whose memory is measured."""
 
 
 def main() -> None:
@@ -35,13 +37,19 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a tenth of the repetitions")
     parser.add_argument("--json", type=Path, help="also write the numbers here")
     parser.add_argument("--beside", type=Path, help="src directory of another version: only creation, in alternation")
+    parser.add_argument("--memory", action="store_true", help="only the memory of up to 2,000 idle sandboxes")
     options = parser.parse_args()
     repeat = 10 if options.quick else 100
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}"
     print(f"{machine}, Python {platform.python_version()}, uid {os.geteuid()}, load {os.getloadavg()[0]:.2f}")
     results: dict[str, float] = {}
     with tempfile.TemporaryDirectory(dir=Path.home()) as directory:
-        measured = versions(options.beside, repeat) if options.beside else measure(Path(directory), repeat)
+        if options.beside:
+            measured = versions(options.beside, repeat)
+        elif options.memory:
+            measured = idle_memory(base_image(Path(directory)), [count // (100 // repeat) for count in IDLE])
+        else:
+            measured = measure(Path(directory), repeat)
         for name, value in measured:
             results[name] = value
             print(f"{name:<72} {value:10.3f}   load {os.getloadavg()[0]:.2f}", flush=True)
@@ -171,6 +179,48 @@ def live_sandboxes(spec: ImageSpec, repeat: int) -> Iterator[tuple[str, float]]:
     yield "create to first result beside 1 live sandbox, ms, median", one
     yield "create to first result beside 200 live sandboxes, ms, median", many
     yield "ratio of 200 to 1", many / one
+
+
+def idle_memory(spec: ImageSpec, counts: Sequence[int]) -> Iterator[tuple[str, float]]:
+    """Memory of idle sandboxes that have run one command.
+
+    It is the proportional set size of all processes below this one, spares and the launcher included, and what the
+    kernel's objects and page tables take beyond that, by /proc/meminfo.
+    """
+    kernel = kernel_memory()
+    with ExitStack() as stack:
+        live = before = 0
+        for count in counts:
+            for _ in range(count - live):
+                stack.enter_context(Sandbox.create(spec)).exec(["/bin/true"])
+            time.sleep(3)  # workers that are not used end
+            memory = sum(map(proportional, descendants(os.getpid())))
+            yield f"memory of each of {count} idle sandboxes, MB", memory / count / MB
+            if live:
+                yield f"of each from the {live + 1}th to the {count}th", (memory - before) / (count - live) / MB
+            yield f"kernel memory of each of {count}", (kernel_memory() - kernel) / count / MB
+            live, before = count, memory
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """Yield the processes below a process."""
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, children.read_text().split()):
+            yield child
+            yield from descendants(child)
+
+
+def proportional(pid: int) -> int:
+    """Return a process's proportional set size in bytes."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+
+
+def kernel_memory() -> int:
+    """Return the bytes of the kernel's objects, page tables and stacks."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    fields = {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
+    return sum(fields[name] for name in ("Slab", "PageTables", "KernelStack", "Percpu"))
 
 
 def file_operations(spec: ImageSpec, repeat: int) -> Iterator[tuple[str, float]]:
