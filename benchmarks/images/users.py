@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import e2b_dockerfile_utils
+import isal
 import packaging
 import uv
 import zstandard
@@ -141,7 +142,7 @@ def user_of(mode: str, place: Path) -> Iterator[User]:
         python = as_user.find_python(account)
         if python is None:
             raise SystemExit("no Python >= 3.11 that other users can execute")
-        for module in (minisandbox, e2b_dockerfile_utils, packaging, uv, zstandard):
+        for module in (minisandbox, e2b_dockerfile_utils, isal, packaging, uv, zstandard):
             source = Path(module.__file__ or "").parent
             shutil.copytree(source, account.base / "code" / source.name)
         environment = {**account.environment(), "PYTHONPATH": f"{account.base}/code"}
