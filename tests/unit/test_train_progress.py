@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import signal
 import subprocess
@@ -114,3 +115,22 @@ def test_options_fit_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch:
     lines = re.sub(r"\x1b\[\d*m", "", capsys.readouterr().out).splitlines()
     assert max(map(len, lines)) <= 100
     assert any(line.startswith("optimizer.learning_rate") for line in lines)
+
+
+def test_busy_processors_are_not_idle() -> None:
+    from minisandbox.train.running import idle_processors  # noqa: PLC0415 - for this test alone
+
+    cpu = min(os.sched_getaffinity(0))
+    before = os.sched_getaffinity(0)
+    program = f"import os; os.sched_setaffinity(0, {{{cpu}}}); print(flush=True)\nwhile True: pass"
+    busy = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    try:
+        assert busy.stdout is not None
+        busy.stdout.readline()
+        os.sched_setaffinity(0, {cpu})
+        assert idle_processors() == 0
+    finally:
+        os.sched_setaffinity(0, before)
+        busy.kill()
+        busy.communicate()
+    assert 0 <= idle_processors() <= len(before)

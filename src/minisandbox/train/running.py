@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import sys
+import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
@@ -248,8 +249,30 @@ def set_threads(*, single: bool) -> None:
     import torch  # noqa: PLC0415 - an optional package
 
     if "OMP_NUM_THREADS" not in os.environ:
-        idle = len(os.sched_getaffinity(0)) - round(os.getloadavg()[0])
-        torch.set_num_threads(1 if single else max(1, idle))
+        torch.set_num_threads(1 if single else max(1, idle_processors()))
+
+
+def idle_processors(seconds: float = 0.3) -> int:
+    """Return how many of the CPUs that this process may use are idle, from /proc/stat.
+
+    The load average would still count a training run that has just ended.
+
+    Args:
+        seconds: how long to watch them.
+    """
+    began, before = time.monotonic(), _idle_seconds()
+    time.sleep(seconds)
+    return round((_idle_seconds() - before) / (time.monotonic() - began))
+
+
+def _idle_seconds() -> float:
+    """Return the idle time of this process's CPUs since the machine started; waiting for disks is idle time."""
+    names, ticks = {f"cpu{number}" for number in os.sched_getaffinity(0)}, 0
+    for line in Path("/proc/stat").read_text(encoding="ascii").splitlines():
+        name, *fields = line.split()
+        if name in names:
+            ticks += int(fields[3]) + int(fields[4])  # proc_stat(5): idle, iowait
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def open_policy(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
