@@ -29,8 +29,7 @@ from minisandbox.train.groups import Result, Rollouts, Wanted
 from minisandbox.train.plan import Plan, plan_of
 
 ROOT = Path(__file__).resolve().parents[1]
-# glibc returns large blocks to the kernel at once, so that the resident memory is what the step needs.
-ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1", "TOKENIZERS_PARALLELISM": "false"}
+ENVIRONMENT = {"MALLOC_ARENA_MAX": "1", "TOKENIZERS_PARALLELISM": "false"}
 SMALL = {
     "vocab_size": 49152, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8,
     "num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": 8192, "eos_token_id": 2,
@@ -86,7 +85,7 @@ def config_of(kind: str, model: Path, out: Path, tokens: int, rows: int, **optio
                         accumulation=2, checkpoints=checkpoints)  # fmt: skip
         return replace(sft, **options)  # type: ignore[arg-type] # options of the configuration
     rl = RlConfig(str(model), ("random",), str(out), steps=2, groups=Groups(tasks=2, size=rows), micro_batch=rows,
-                  policy=Policy(context=tokens), check_tokens="off", checkpoints=checkpoints,
+                  policy=Policy(context=tokens), check_tokens=False, checkpoints=checkpoints,
                   engine_cache=0)  # fmt: skip
     return replace(rl, **options)  # type: ignore[arg-type] # options of the configuration
 

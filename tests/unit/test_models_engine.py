@@ -91,6 +91,20 @@ def test_a_conversation_is_one_row_and_its_logprobs_are_the_models(kind: str) ->
     asyncio.run(run())
 
 
+def test_a_group_reads_its_prompt_once() -> None:
+    async def run() -> None:
+        async with opened() as engine:
+            request = Request((Message("user", "Task 1: the tests of the module fail"),), (), SAMPLING)
+            answers = await asyncio.gather(*(engine.complete(request) for _ in range(3)))
+            tokens = [answer.tokens for answer in answers]
+            assert tokens[0] is not None
+            size = len(tokens[0].prompt)
+            assert [answer.usage.cached for answer in answers] == [0, size - 1, size - 1]
+            assert max(worst(engine, rows_of([answer])) for answer in answers) < 1e-4
+
+    asyncio.run(run())
+
+
 def test_the_text_alone_would_not_do() -> None:
     """Random models sample what no tokenizer makes of its own text: the check above is not empty."""
 

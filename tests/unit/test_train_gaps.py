@@ -96,7 +96,7 @@ def test_the_mean_of_a_step_is_no_row_to_leave_out() -> None:
         (replace(CONFIG, precision="bfloat16"), BFLOAT16),
         (replace(CONFIG, agreement=Agreement(by="statistics", mean=0.2)), replace(BFLOAT16, mean=0.2)),
         (replace(CONFIG, precision="bfloat16", agreement=Agreement(by="token")), FLOAT32),
-        (replace(CONFIG, check_tokens="off"), Tolerance()),
+        (replace(CONFIG, check_tokens=False), Tolerance()),
     ],
 )
 def test_what_a_configuration_allows(config: RlConfig, allowed: Tolerance) -> None:

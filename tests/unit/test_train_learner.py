@@ -45,7 +45,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def config(model: Path, tmp_path: Path) -> RlConfig:
-    return replace(toy_config(model, tmp_path / "run"), micro_batch=2, check_tokens="off")
+    return replace(toy_config(model, tmp_path / "run"), micro_batch=2, check_tokens=False)
 
 
 def update(learner: PolicyLearner, rows: Sequence[TrainingRow] = ROWS, number: int = 0) -> dict[str, float]:
@@ -183,7 +183,7 @@ def test_a_reference_that_nothing_uses_is_refused(config: RlConfig) -> None:
 
 
 def shared_config(model: Path, out: Path, kind: str) -> RlConfig:
-    config = replace(toy_config(model, out), micro_batch=2, check_tokens="off", kl=0.1)
+    config = replace(toy_config(model, out), micro_batch=2, check_tokens=False, kl=0.1)
     return replace(config, **{"lora": {"lora": Lora(2)}, "whole": {"reference": Reference(2, 0.5)}}[kind])  # type: ignore[arg-type]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import re
 import signal
@@ -115,6 +116,28 @@ def test_options_fit_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch:
     lines = re.sub(r"\x1b\[\d*m", "", capsys.readouterr().out).splitlines()
     assert max(map(len, lines)) <= 100
     assert any(line.startswith("optimizer.learning_rate") for line in lines)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library has no mallopt(3)")
+def test_a_batchs_memory_is_used_again() -> None:
+    pytest.importorskip("torch")
+    program = """
+import resource
+import torch
+from minisandbox.train.running import keep_freed_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    batch = [torch.ones(5 << 20) for _ in range(8)]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+torch.set_num_threads(1)
+keep_freed_memory()
+print(faults(), min(faults() for _ in range(5)))
+"""
+    run = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True)
+    first, later = map(int, run.stdout.split())
+    assert later < first / 10
 
 
 def test_busy_processors_are_not_idle() -> None:

@@ -73,7 +73,7 @@ def toy_config(model: Path, out: Path) -> RlConfig:
         model=str(model), tasks=("toy",), out=str(out), steps=4, groups=Groups(tasks=2, size=4),
         policy=Policy(temperature=0.8, deadline=60.0), micro_batch=4, loss_length=16, device="cpu",
         optimizer=Optimizer(learning_rate=3e-3, schedule="constant", warmup_steps=0, weight_decay=0.0),
-        checkpoints=Checkpoints(every=2, keep=0), deterministic=True, check_tokens="all",
+        checkpoints=Checkpoints(every=2, keep=0), deterministic=True,
     )  # fmt: skip
 
 

@@ -13,7 +13,6 @@ from minisandbox.train.rows import BFLOAT16, Tolerance
 
 REPORTS = ("none", "mlflow", "tensorboard", "trackio", "wandb")
 SCHEDULES = ("constant", "constant_with_warmup", "cosine", "linear")
-CHECKS = ("all", "sample", "off")
 COMPARISONS = ("auto", "token", "statistics")
 LOSSES = ("dr_grpo", "grpo", "dapo", "rloo", "gspo", "cispo")
 LOGITS_AT_ONCE = 1024
@@ -219,9 +218,8 @@ class RlConfig(Options):
     grading: GradingOptions = GradingOptions()  # noqa: RUF009 - a frozen default can be shared
     reuse_grades: bool = option(False, help="grade equal submissions to a task once per run; correct only if its "
                                 "tests are deterministic")  # fmt: skip
-    check_tokens: str = option("sample", help="rows whose log-probabilities are recomputed, alone and without "
-                               "padding, and compared with the sampler's", choices=CHECKS)  # fmt: skip
-    check_rows: int = option(4, help="number of rows per step for `sample`")
+    check_tokens: bool = option(True, help="compare the log-probabilities of all trained tokens with the sampler's "
+                                "before the weights change")  # fmt: skip
     tolerance: float = option(1e-4, help="largest difference of one token's log-probability if both sides compute in "
                               "float32")  # fmt: skip
     agreement: Agreement = Agreement()
@@ -256,7 +254,7 @@ class RlConfig(Options):
     @property
     def allowed_gaps(self) -> Tolerance:
         """The largest allowed differences between the trainer's and the sampler's log-probabilities."""
-        if self.check_tokens == "off":
+        if not self.check_tokens:
             return Tolerance()
         if self._compares_tokens:
             return Tolerance(token=self.tolerance)

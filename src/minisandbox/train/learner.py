@@ -218,7 +218,7 @@ class Learner(Generic[C]):
         groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
         return torch.optim.AdamW(
             [group for group in groups if group["params"]], lr=options.learning_rate, betas=(0.9, options.beta2),
-            weight_decay=options.weight_decay,
+            weight_decay=options.weight_decay, fused=True,
         )  # fmt: skip
 
     def _load_optimizer(self, states: Mapping[str, Mapping[str, torch.Tensor]]) -> None:

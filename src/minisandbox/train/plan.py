@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from minisandbox.errors import InvalidValue, TrainingError
 from minisandbox.train.config import LOGITS_AT_ONCE, RlConfig, SftConfig
-from minisandbox.train.running import is_first, lora_of, set_threads
+from minisandbox.train.running import is_first, keep_freed_memory, lora_of, set_threads
 from minisandbox.values import human_size
 
 if TYPE_CHECKING:
@@ -313,7 +313,7 @@ def check_states(plan: Plan, memory: int, name: str, tokens: int = 1) -> None:
 
 
 def prepare(config: SftConfig | RlConfig, tell: Callable[[str], object]) -> None:
-    """Set the number of threads; refuse weights that do not fit into memory, and warn if the longest row does not.
+    """Set up threads and memory; refuse weights that do not fit into memory, and warn if the longest row does not.
 
     Args:
         config: the configuration.
@@ -324,6 +324,7 @@ def prepare(config: SftConfig | RlConfig, tell: Callable[[str], object]) -> None
         InvalidValue: the model's shape is unknown.
     """
     set_threads(single=isinstance(config, RlConfig) and config.deterministic)
+    keep_freed_memory()
     plan, (name, memory) = plan_of(config, int(os.environ.get("WORLD_SIZE", "1"))), free_memory(config)
     check_states(plan, memory, name)
     fitting, longest = plan.longest_row(memory), longest_allowed(config, plan)

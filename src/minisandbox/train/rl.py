@@ -23,7 +23,7 @@ from minisandbox.train.evaluation import Evaluator, Score, scores_of
 from minisandbox.train.groups import Gatherer, Rollouts, tasks_of_step
 from minisandbox.train.plan import prepare
 from minisandbox.train.progress import RolloutProgress, describe_step, warnings_of
-from minisandbox.train.rows import Gaps, Rounding, TrainingRow, check_tokens, choose
+from minisandbox.train.rows import Gaps, Rounding, TrainingRow
 from minisandbox.train.running import TrainingRun, require_training, step_of, translate_disk_full
 from minisandbox.train.sft import Tell
 
@@ -39,7 +39,6 @@ MAY_CHANGE = frozenset(
         "checkpoints.keep",
         "report_to",
         "check_tokens",
-        "check_rows",
         "vllm.memory",
         "vllm.url",
         "vllm.group_port",
@@ -203,8 +202,7 @@ class Loop:
                 if number % config.evaluation.every == 0:
                     self._evaluate(number)
                 rows, stats = self._shared(self._step(number) if self.is_main else None)
-                if not self.is_main:
-                    self._reset(len(rows))
+                self._reset(len(rows))
                 began = time.monotonic()
                 stats |= learner.update(rows, number, self._compare, self._check) | self._comparison()
                 stats["update_seconds"] = round(time.monotonic() - began, 3)
@@ -235,17 +233,12 @@ class Loop:
             )  # fmt: skip
             ages = [0 if row.oldest_version is None else number - row.oldest_version for row in rows]
             fresh = [row for row, age in zip(rows, ages, strict=True) if age <= config.staleness]
-            self._reset(len(fresh))
-            check_tokens(
-                self.engine.module, choose(fresh, config.check_tokens, config.check_rows, number),
-                temperature=config.policy.temperature, tolerance=config.allowed_gaps, leave_out=self._leave_out,
-            )  # fmt: skip
-        trained = [row for row in fresh if row.rollout not in self._rounding.rollouts]
-        for row in trained:
+        for row in fresh:
+            row.check()
             line = {"step": number + 1, "rollout": row.rollout, "advantage": row.weight, "tokens": row.loss_tokens}
             self.run.append(line, file="rollouts.jsonl")
         stale = {"staleness": max([age for age in ages if age <= config.staleness], default=0)}
-        return trained, step.stats() | stale | {"rows_stale": len(rows) - len(fresh)}
+        return fresh, step.stats() | stale | {"rows_stale": len(rows) - len(fresh)}
 
     def _leave_out(self, error: TokenMismatch) -> None:
         """Count and report a row that is left out; raise the error if no further row may be left out."""

@@ -21,7 +21,6 @@ from minisandbox.tasks.reading import open_source
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel
 
 IGNORED = -100
 """The label of a token without loss, PyTorch's default ``ignore_index``."""
@@ -403,57 +402,6 @@ def _shown_limits(limits: Tolerance) -> str:
     return ", ".join(f"{label} {limit:g}" for label, limit in shown.items() if limit < math.inf)
 
 
-def _raise(error: TokenMismatch) -> None:
-    raise error
-
-
-def check_tokens(
-    model: PreTrainedModel,
-    rows: Iterable[TrainingRow],
-    *,
-    temperature: float = 1.0,
-    tolerance: Tolerance = FLOAT32,
-    leave_out: Callable[[TokenMismatch], object] = _raise,
-) -> float:
-    """Recompute the log-probabilities of rows' sampled tokens, each row alone, and compare them with the sampler's.
-
-    This also finds masks that cover unsampled tokens, because the sampler recorded no log-probability for them.
-
-    Args:
-        model: the model with the sampler's weights; its training mode is restored.
-        rows: rows with log-probabilities.
-        temperature: the sampling temperature.
-        tolerance: the largest allowed differences.
-        leave_out: called with the error of each row that exceeds the tolerance. If the function returns, the row is
-            left out and the other rows are compared.
-
-    Returns:
-        The largest difference of the rows that were not left out.
-
-    Raises:
-        TokenMismatch: the tolerance is exceeded; the message names the rollout and the position.
-        TrainingError: a row is inconsistent, or has no log-probabilities.
-    """
-    from minisandbox.models.engine import recompute_logprobs  # noqa: PLC0415 - needs optional packages
-
-    training, worst, gaps = model.training, 0.0, Gaps(tolerance)
-    model.eval()
-    try:
-        for row in rows:
-            row.check()
-            if row.logprobs is None:
-                raise TrainingError(f"{row.rollout} has no log-probabilities", hint="set check_tokens: off")
-            logprobs = recompute_logprobs(model, TokenRow(row.ids, row.logprobs, row.mask, ()), temperature=temperature)
-            try:
-                worst = max(worst, gaps.add(row, logprobs))
-            except TokenMismatch as error:
-                leave_out(error)
-    finally:
-        model.train(training)
-    gaps.check()
-    return worst
-
-
 class Rounding:
     """The rows of a step that are left out because trainer and sampler differ by rounding alone.
 
@@ -480,20 +428,6 @@ class Rounding:
         if not (error.rollout and error.excess <= self.LARGEST) or len(self.rollouts) >= self._allowed:
             raise error
         self.rollouts.append(error.rollout)
-
-
-def choose(rows: Sequence[TrainingRow], check: str, count: int, seed: int) -> list[TrainingRow]:
-    """Choose the rows whose log-probabilities are recomputed and compared.
-
-    Args:
-        rows: a step's rows.
-        check: ``all``, ``sample`` or ``off``.
-        count: number of rows for ``sample``.
-        seed: seed of the choice.
-    """
-    if check == "all" or (check == "sample" and len(rows) <= count):
-        return list(rows)
-    return random.Random(seed).sample(list(rows), count) if check == "sample" else []  # noqa: S311 - not a secret
 
 
 def shown_mask(row: TrainingRow, decode: Callable[[int], str] | None = None) -> Iterator[str]:

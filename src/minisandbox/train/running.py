@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import json
@@ -30,6 +31,8 @@ _FULL = ("No space left", "PytorchStreamWriter failed", "inline_container.cc", "
 """Parts of the error messages of safetensors and torch if the disk is full."""
 _COMPLETE = "complete"
 """The marker file of a complete checkpoint, which is missing if the process was killed while writing it."""
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""Parameters of mallopt(3), as in glibc's malloc.h."""
 
 
 def is_first() -> bool:
@@ -250,6 +253,19 @@ def set_threads(*, single: bool) -> None:
 
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1 if single else max(1, idle_processors()))
+
+
+def keep_freed_memory() -> None:
+    """Let malloc keep 256 MiB of freed memory for the next batch; mapping it anew takes a tenth of a step on a CPU.
+
+    Does nothing if there is a GPU, or if the C library has no mallopt(3).
+    """
+    import torch  # noqa: PLC0415 - an optional package
+
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt and not torch.cuda.is_available():
+        mallopt(_TRIM_THRESHOLD, 256 << 20)
+        mallopt(_MMAP_THRESHOLD, 32 << 20)
 
 
 def idle_processors(seconds: float = 0.3) -> int:

@@ -76,6 +76,8 @@ class Decoder:
         ids = torch.tensor([row.prompt[row.cached :]], dtype=torch.long, device=self._model.device)
         positions = torch.arange(row.cached, len(row.prompt), device=self._model.device)[None]
         logits = self._run(cache, input_ids=ids, position_ids=positions, logits_to_keep=1)
+        if row.cached < len(row.prompt) // 2:  # a new conversation; others of its group have the same prompt
+            self._store.put(row.prompt, _contents(cache))
         if self.rows:
             width = max(*self._lengths, len(row.prompt))
             pairs = zip(_padded(_contents(self._cache), width), _padded(_contents(cache), width), strict=True)
