@@ -89,7 +89,9 @@ def long_name(name: bytes, kind: bytes = b"L") -> bytes:
 def unpack_bytes(data: bytes, tree: Path, *below: Path, bounds: Bounds | None = None, **more: bool) -> Unpacked:
     """Unpack an archive; it is checked that all of it can be read."""
     with LayerStream(Blob(io.BytesIO(data), "", "layer"), 1 << 40) as stream:
-        return unpack(stream, tree, LowerLayers(below), keep_owners=more.get("keep_owners", False), bounds=bounds)
+        return unpack(
+            stream, tree, lambda: LowerLayers(below), keep_owners=more.get("keep_owners", False), bounds=bounds
+        )
 
 
 def digest(data: bytes) -> str:

@@ -69,7 +69,7 @@ def copy_layer(
     if keep_owners and max(owner or (0,)) > (largest_id := last_id()):
         refuse(copy, f"this process's sandboxes have no ids above {largest_id}", f"give an id up to {largest_id}")
     members = _Members(copy, sources, tree, below, owner)
-    return unpack_members(members, directory, below, keep_owners=keep_owners)
+    return unpack_members(members, directory, lambda: below, keep_owners=keep_owners)
 
 
 class _CopiedTree:

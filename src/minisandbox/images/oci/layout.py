@@ -180,6 +180,9 @@ class _OnDisk:
     def prefetch(self, layers: Sequence[m.Layer]) -> None:
         """Do nothing: the blobs are on this machine."""
 
+    def give_up(self) -> None:
+        """Do nothing: there is no download to cancel."""
+
     def published(self, layer: m.Layer) -> None:
         """Do nothing: there is no download to remove."""
 

@@ -6,10 +6,12 @@ import os
 import shutil
 import stat
 import sys
+import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -292,6 +294,29 @@ def require_space(store: Store, layers: Collection[m.Layer], action: str) -> int
 
 
 @dataclass(frozen=True, slots=True)
+class _Layers:
+    """The layers of a pull, on which two threads work.
+
+    Attributes:
+        steps: the layers, lowest first.
+        hold: the lease to add them to.
+        unpacked: an event for each layer, set when it is unpacked or has failed.
+        given_up: set when the pull has failed or is interrupted.
+        records: the layers' records, or errors.
+    """
+
+    steps: Sequence[LayerStep]
+    hold: Lease
+    unpacked: Sequence[threading.Event]
+    given_up: threading.Event = field(default_factory=threading.Event)
+    records: list[Future[LayerRecord]] = field(default_factory=list)
+
+    def below(self, number: int) -> list[LayerRecord]:
+        """Wait until the layers below a layer are published; return their records."""
+        return [record.result() for record in self.records[:number]]
+
+
+@dataclass(frozen=True, slots=True)
 class _Pull:
     """The pull of one image from its source into the store."""
 
@@ -306,26 +331,53 @@ class _Pull:
             missing = [step.layer for step in steps if not self.store.has_layer(step.key)]
             require_space(self.store, missing, f"pull {self.source.name}")
             self.source.prefetch(missing)
-            layers: list[LayerRecord] = []
-            for step in steps:
-                layers.append(self._take(step, layers, hold))
+            layers = self._take_all(steps, hold)
             record = self._record(name, notes, layers, ensure_root(self.store, hold).key)
             return image_of(put_if_new(self.store, record), self.store)
 
-    def _take(self, step: LayerStep, below: list[LayerRecord], hold: Lease) -> LayerRecord:
-        def make(staging: Path) -> Made:
-            self.report(f"unpacking layer {len(below) + 1} of {len(self.image.layers)}: {step.layer.diff_id[:19]}")
-            return self._unpacked(step.layer, below, staging)
+    def _take_all(self, steps: Sequence[LayerStep], hold: Lease) -> list[LayerRecord]:
+        """Unpack the missing layers one after the other. While a layer is unpacked, the one below is published."""
+        layers = _Layers(steps, hold, [threading.Event() for _ in steps])
+        with ThreadPoolExecutor(2, "layer") as pool:
+            try:
+                for number in range(len(steps)):
+                    layers.records.append(pool.submit(self._take, number, layers))
+                return layers.below(len(steps))
+            except BaseException:  # also Ctrl-C: otherwise the pool would wait for downloads and layers
+                layers.given_up.set()
+                self.source.give_up()
+                pool.shutdown(cancel_futures=True)
+                raise
 
-        parent = below[-1].key if below else None
-        record, _ = self.store.ensure_layer(step.key, parent=parent, step=step.definition, make=make, hold=hold)
+    def _take(self, number: int, layers: _Layers) -> LayerRecord:
+        step, parent = layers.steps[number], layers.steps[number - 1].key if number else None
+
+        def make(staging: Path) -> Made:
+            if number:
+                layers.unpacked[number - 1].wait()
+            self.report(f"unpacking layer {number + 1} of {len(self.image.layers)}: {step.layer.diff_id[:19]}")
+            made = self._unpacked(number, layers, staging)
+            layers.unpacked[number].set()
+            return made
+
+        try:
+            record, _ = self.store.ensure_layer(
+                step.key, parent=parent, step=step.definition, make=make, hold=layers.hold
+            )
+        finally:
+            layers.unpacked[number].set()
         self.source.published(step.layer)
         return record
 
-    def _unpacked(self, layer: m.Layer, below: list[LayerRecord], staging: Path) -> Made:
-        trees = tuple(self.store.layer_tree(record.key) for record in reversed(_visible(below)))
+    def _unpacked(self, number: int, layers: _Layers, staging: Path) -> Made:
+        def below() -> LowerLayers:
+            visible = _visible(layers.below(number))
+            return LowerLayers(tuple(self.store.layer_tree(record.key) for record in reversed(visible)))
+
+        layer = layers.steps[number].layer
         with self.source.layer(layer) as blob, LayerStream(blob, m.MOST_LAYER, layer.diff_id) as stream:
-            unpacked = unpack(stream, staging / "tree", LowerLayers(trees), keep_owners=keeps_owners())
+            blob.given_up = layers.given_up
+            unpacked = unpack(stream, staging / "tree", below, keep_owners=keeps_owners())
             if stream.diff_id != layer.diff_id:
                 raise ImageRefused(
                     f"{blob.name} does not unpack to what its image says",

@@ -259,9 +259,13 @@ class Registry:
         if self._cancelled.wait(seconds):
             raise RegistryError(f"the pull of {self.name} was given up")
 
+    def give_up(self) -> None:
+        """Let running downloads fail; what they have received is kept for the next attempt."""
+        self._cancelled.set()
+
     def close(self) -> None:
         """Cancel running downloads; keep partial downloads for the next attempt."""
-        self._cancelled.set()
+        self.give_up()
         self._pool.shutdown(wait=True, cancel_futures=True)
         for path in self._published_paths:  # a late download may have created the file again
             remove_download(self.store, path)

@@ -9,6 +9,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from typing import Self
 
@@ -97,16 +98,25 @@ class Blob:
         file: source of the bytes.
         digest: expected digest; "" if it is unknown.
         name: name of the blob in error messages.
+
+    Attributes:
+        given_up: if another thread sets this event, the next :meth:`read` fails.
     """
 
     def __init__(self, file: compression.ByteSource, digest: str, name: str) -> None:
         self._file = file
         self._digest = check_digest(digest) if digest else ""
         self._hash = new_hash(self._digest or "sha256:")
-        self.name = name
+        self.name, self.given_up = name, threading.Event()
 
     def read(self, size: int) -> bytes:
-        """Read the next bytes; b"" at the end."""
+        """Read the next bytes; b"" at the end.
+
+        Raises:
+            CancelledError: :attr:`given_up` is set.
+        """
+        if self.given_up.is_set():
+            raise CancelledError
         chunk = self._file.read(size)
         if self._digest:
             self._hash.update(chunk)

@@ -13,7 +13,7 @@ import hashlib
 import os
 import stat
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
@@ -99,8 +99,12 @@ class _Node:
     whiteouts: set[str] | None = None
 
 
+Below = Callable[[], LowerLayers]
+"""Returns the layers below the unpacked one; called when all its files are written."""
+
+
 def unpack(
-    stream: LayerStream, tree: Path, below: LowerLayers | None, *, keep_owners: bool, bounds: Bounds | None = None
+    stream: LayerStream, tree: Path, below: Below | None, *, keep_owners: bool, bounds: Bounds | None = None
 ) -> Unpacked:
     """Unpack a layer.
 
@@ -131,7 +135,7 @@ def unpack(
 
 
 def unpack_members(
-    reader: MemberReader, tree: Path, below: LowerLayers | None, *, keep_owners: bool, bounds: Bounds | None = None
+    reader: MemberReader, tree: Path, below: Below | None, *, keep_owners: bool, bounds: Bounds | None = None
 ) -> Unpacked:
     """Unpack the members of a layer from any reader; see :func:`unpack`."""
     tree.mkdir(mode=0o700)
@@ -150,7 +154,7 @@ class _Unpacker:
         reader: MemberReader,
         root_fd: int,
         trash: Path,
-        below: LowerLayers | None,
+        below: Below | None,
         keep_owners: bool,
         bounds: Bounds,
     ) -> None:
@@ -158,7 +162,7 @@ class _Unpacker:
         self._reader = reader
         self._root = root_fd
         self._trash = trash
-        self._below = below
+        self._find_below, self._below = below, LowerLayers()
         self._keep_owners = keep_owners
         self._last_id = last_id() if keep_owners else 0
         self._bounds = bounds
@@ -177,6 +181,8 @@ class _Unpacker:
             self._count(1)
             self._take(member)
         self._remove_links()
+        if self._find_below is not None:
+            self._below = self._find_below()
         self._hide((), self._top, is_hidden=False)
         self._forget()
         self.result.hides_all = self._top.opaque
@@ -443,7 +449,7 @@ class _Unpacker:
             own_child = node.children.get(name)
             if own_child is not None:
                 own_child.opaque = own_child.kind == DIRECTORY
-            elif self._below is None or (not is_hidden and self._below.shows((*path, name))):
+            elif self._find_below is None or (not is_hidden and self._below.shows((*path, name))):
                 # An unprivileged user may create a whiteout since Linux 5.8 (mknod(2) with WHITEOUT_DEV).
                 parent_fd = self._at(path)
                 os.mknod(name, stat.S_IFCHR, 0, dir_fd=parent_fd)
@@ -458,7 +464,7 @@ class _Unpacker:
         for name, child in node.children.items():
             if child.kind == DIRECTORY:
                 self._settle((*path, name), child)
-        member = node.member or (self._below or LowerLayers()).directory(path)
+        member = node.member or self._below.directory(path)
         fd = self._duplicate(path)
         try:
             if node.opaque:
