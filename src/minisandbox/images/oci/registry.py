@@ -260,7 +260,7 @@ class Registry:
             raise RegistryError(f"the pull of {self.name} was given up")
 
     def give_up(self) -> None:
-        """Let running downloads fail; what they have received is kept for the next attempt."""
+        """Let running downloads fail; the bytes received so far are kept for the next attempt."""
         self._cancelled.set()
 
     def close(self) -> None:

@@ -162,7 +162,8 @@ class _Unpacker:
         self._reader = reader
         self._root = root_fd
         self._trash = trash
-        self._find_below, self._below = below, LowerLayers()
+        self._find_below = below
+        self._below: LowerLayers | None = None
         self._keep_owners = keep_owners
         self._last_id = last_id() if keep_owners else 0
         self._bounds = bounds
@@ -449,7 +450,7 @@ class _Unpacker:
             own_child = node.children.get(name)
             if own_child is not None:
                 own_child.opaque = own_child.kind == DIRECTORY
-            elif self._find_below is None or (not is_hidden and self._below.shows((*path, name))):
+            elif self._below is None or (not is_hidden and self._below.shows((*path, name))):
                 # An unprivileged user may create a whiteout since Linux 5.8 (mknod(2) with WHITEOUT_DEV).
                 parent_fd = self._at(path)
                 os.mknod(name, stat.S_IFCHR, 0, dir_fd=parent_fd)
@@ -464,7 +465,7 @@ class _Unpacker:
         for name, child in node.children.items():
             if child.kind == DIRECTORY:
                 self._settle((*path, name), child)
-        member = node.member or self._below.directory(path)
+        member = node.member or (self._below or LowerLayers()).directory(path)
         fd = self._duplicate(path)
         try:
             if node.opaque:
