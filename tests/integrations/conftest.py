@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,6 +43,12 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> str:
     rows = [row(root / "calc"), row(root / "nowhere", "example__broken-1")]
     (root / "tasks.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
     return str(root / "tasks.jsonl")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def without_a_default_loop() -> None:
+    """Make ``asyncio.get_event_loop()`` fail, as after any ``asyncio.run()``: litellm leaves a new loop unclosed."""
+    asyncio.set_event_loop(None)
 
 
 @pytest.fixture(scope="session", autouse=True)
