@@ -5,8 +5,8 @@
 
 `build` installs a random sample of the exported environments (SWE-smith's: REPO.COMMIT/*.yml), one image each.
 `measure` only reads the store: it compresses each layer as `image gc --freeze` does, and adds up the images that match.
-The original's way is a gzip archive per image, whose images share nothing. podman imports each image as one layer, as
-images from Dockerfiles share only their base; `--podman` names a new directory for its storage. As root.
+The original's way is a gzip archive per image, whose images share nothing. podman stores each of our layers once, as
+if its images shared them as ours do; `--podman` names a new directory for its storage, and needs root.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import argparse
 import io
 import random
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -28,7 +27,7 @@ from benchmarks.images.engine import private_engine
 from minisandbox.errors import MiniSandboxError
 from minisandbox.images import build
 from minisandbox.spec import PythonRecipe, read_pins
-from minisandbox.store import ImageRecord, Store
+from minisandbox.store import Store
 from minisandbox.store.blobs.layer_blobs import tar_of
 from minisandbox.store.blobs.packing import GZIP, ZSTD, pack
 from minisandbox.store.disk.trees import measure_tree
@@ -95,7 +94,7 @@ def print_sizes(store: Store, globs: Sequence[str], podman: Path | None) -> None
     original = sum(archives[key] for stack in stacks.values() for key in stack)
     rows = {"ready": private + sum(objects.values()), "frozen": frozen, "original's way": original}
     if podman is not None:
-        rows["podman"] = in_podman(store, images, podman)
+        rows["podman"] = in_podman(store, sorted(keys), podman)
     print(f"{len(images)} images, {len(keys)} layers")
     for title, size in rows.items():
         print(f"{title:<16} {size / MB:10,.0f} MB {size / original:6.2f} of the original's", flush=True)
@@ -106,20 +105,18 @@ def packed(store: Store, key: str, compression: str) -> int:
     return pack(tar_of(store.root, key), compression, cast("IO[bytes]", Nowhere())).size
 
 
-def in_podman(store: Store, images: Sequence[ImageRecord], storage: Path) -> int:
-    """Import images into podman, and return the bytes of its storage on disk."""
+def in_podman(store: Store, keys: Sequence[str], storage: Path) -> int:
+    """Import layers into podman, each as an image of its own, and return the bytes of its storage on disk."""
     with private_engine(storage) as engine:
-        for image in images:
-            tree = storage / "tree"
-            tree.mkdir()
-            for key in image.layers:
-                subprocess.run(["cp", "-a", f"{store.layer_tree(key)}/.", tree], check=True)
-            tar = subprocess.Popen(["tar", "-C", tree, "-c", "."], stdout=subprocess.PIPE)
-            words = engine.podman_words("import", "--quiet", "-", f"localhost/{image.name.lower()}")
-            subprocess.run(words, env=engine.environment, stdin=tar.stdout, stdout=subprocess.DEVNULL, check=True)
-            if tar.wait():
-                raise SystemExit(f"tar of {image.name} ends with {tar.returncode}")
-            shutil.rmtree(tree)
+        for key in keys:
+            words = engine.podman_words("import", "--quiet", "-", f"localhost/{key}")
+            importer = subprocess.Popen(
+                words, env=engine.environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, bufsize=1 << 20
+            )
+            with importer, cast("IO[bytes]", importer.stdin) as stdin:
+                stdin.writelines(tar_of(store.root, key))
+            if importer.returncode:
+                raise SystemExit(f"podman import of layer {key} ends with {importer.returncode}")
         return measure_tree(engine.storage).bytes
 
 
