@@ -91,10 +91,10 @@ class TrainingRun:
         file = self.path / "config.yaml"
         if not file.is_file():
             return
-        before = load(type(config), str(file))
-        if other := differences(before, config, but=may_change):
+        stored = load(type(config), str(file))
+        if changed := differences(stored, config, but=may_change):
             raise RunError(
-                f"{self.path} has a run with another configuration: {', '.join(other)}",
+                f"{self.path} has a run with another configuration: {', '.join(changed)}",
                 reason="a resumed run must match its config.yaml",
                 hint="set another out, or the values in its config.yaml",
             )
@@ -111,11 +111,11 @@ class TrainingRun:
 
     def last_checkpoint(self) -> Path | None:
         """Return the latest complete checkpoint, or None, and remove incomplete ones."""
-        whole = self._whole()
+        complete = self._complete_checkpoints()
         if is_first():
-            for one in set(self._begun()) - set(whole):
-                shutil.rmtree(one)
-        return whole[-1] if whole else None
+            for incomplete in set(self._all_checkpoints()) - set(complete):
+                shutil.rmtree(incomplete)
+        return complete[-1] if complete else None
 
     def checkpoint_written(self, step: int, keep: int) -> None:
         """Mark a checkpoint as complete, and only then remove old checkpoints.
@@ -125,17 +125,17 @@ class TrainingRun:
             keep: number of latest checkpoints to keep; 0 keeps all.
         """
         (self.checkpoints / f"checkpoint-{step}" / _COMPLETE).touch()
-        for one in self._whole()[:-keep] if keep else ():
-            (one / _COMPLETE).unlink()  # first, so that an interrupted removal leaves an incomplete checkpoint
-            shutil.rmtree(one)
+        for old in self._complete_checkpoints()[:-keep] if keep else ():
+            (old / _COMPLETE).unlink()  # first, so that an interrupted removal leaves an incomplete checkpoint
+            shutil.rmtree(old)
 
-    def _begun(self) -> list[Path]:
+    def _all_checkpoints(self) -> list[Path]:
         """Return all checkpoints, complete or not, from first to last; ignore directories that a user has renamed."""
-        found = [one for one in self.checkpoints.glob("checkpoint-*") if one.name.removeprefix("checkpoint-").isdigit()]
-        return sorted(found, key=step_of)
+        paths = [path for path in self.checkpoints.glob("checkpoint-*") if path.name.partition("-")[2].isdigit()]
+        return sorted(paths, key=step_of)
 
-    def _whole(self) -> list[Path]:
-        return [one for one in self._begun() if (one / _COMPLETE).exists()]
+    def _complete_checkpoints(self) -> list[Path]:
+        return [path for path in self._all_checkpoints() if (path / _COMPLETE).exists()]
 
     @contextlib.contextmanager
     def new_model(self, name: str) -> Iterator[Path]:
