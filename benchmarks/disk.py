@@ -5,8 +5,8 @@
 
 `build` installs a random sample of the exported environments (SWE-smith's: REPO.COMMIT/*.yml), one image each.
 `measure` only reads the store: it compresses each layer as `image gc --freeze` does, and adds up the images that match.
-The original's way is a gzip archive per image, whose images share nothing. podman stores each of our layers once, as
-if its images shared them as ours do; `--podman` names a new directory for its storage, and needs root.
+The original's way is a gzip archive per image; archives share nothing. podman imports each of our layers once, so its
+images share as much as ours; `--podman` names a new directory for its storage, and needs root.
 """
 
 from __future__ import annotations
