@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from minisandbox.errors import InvalidValue, TrainingError
 from minisandbox.train.config import LOGITS_AT_ONCE, RlConfig, SftConfig
-from minisandbox.train.running import is_first, keep_freed_memory, lora_of, set_threads
+from minisandbox.train.running import is_first, keep_freed_memory, lora_of, model_path, set_threads
 from minisandbox.values import human_size
 
 if TYPE_CHECKING:
@@ -195,11 +195,7 @@ def shape_of(name: str) -> PretrainedConfig:
     """
     from transformers import AutoConfig, Qwen2Config  # noqa: PLC0415 - an optional package
 
-    path: Path | str = Path(name) if Path(name).is_dir() else name
-    if name.partition(":")[0] == "local":
-        from minisandbox.models.engine import find_model  # noqa: PLC0415 - only the embedded model needs it
-
-        path = find_model(name)
+    path = model_path(name)
     try:
         return AutoConfig.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError) as error:

@@ -158,20 +158,20 @@ class TrainingRun:
 
     def lines(self, file: str = "log.jsonl") -> list[dict[str, object]]:
         """Return the parsed lines of a log; skip truncated lines."""
-        found = []
+        lines = []
         with contextlib.suppress(FileNotFoundError), (self.path / file).open(encoding="utf-8") as log:
             for line in log:
                 with contextlib.suppress(ValueError):
-                    found.append(json.loads(line))
-        return found
+                    lines.append(json.loads(line))
+        return lines
 
     def forget_after(self, step: int, *, file: str = "log.jsonl") -> None:
         """Remove the lines after a step from a log, because a resumed run repeats the later steps."""
         if not is_first():
             return
-        kept = [line for line in self.lines(file) if isinstance(n := line.get("step"), int) and n <= step]
+        earlier = [line for line in self.lines(file) if isinstance(n := line.get("step"), int) and n <= step]
         with written_whole(self.path / file) as new:
-            new.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+            new.write_text("".join(json.dumps(line) + "\n" for line in earlier), encoding="utf-8")
 
     def close(self) -> None:
         """Release the lock on the directory; further calls do nothing."""
@@ -291,6 +291,19 @@ def _idle_seconds() -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
+def model_path(name: str) -> Path | str:
+    """Return where transformers finds a model: its directory, the embedded model's for ``local``, or its hub name.
+
+    Args:
+        name: a directory, ``local`` for the embedded model, or a name on the Hugging Face hub.
+    """
+    if name.partition(":")[0] == "local":
+        from minisandbox.models.engine import find_model  # noqa: PLC0415 - only the embedded model needs it
+
+        return find_model(name)
+    return Path(name) if Path(name).is_dir() else name
+
+
 def open_policy(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Open a model to train, in float32, and its tokenizer.
 
@@ -302,14 +315,10 @@ def open_policy(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415 - an optional package
 
-    place: Path | str = Path(name) if Path(name).is_dir() else name
-    if name.partition(":")[0] == "local":
-        from minisandbox.models.engine import find_model  # noqa: PLC0415 - only the embedded model needs it
-
-        place = find_model(name)
+    path = model_path(name)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(place)
-        model = AutoModelForCausalLM.from_pretrained(place, dtype="float32")
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        model = AutoModelForCausalLM.from_pretrained(path, dtype="float32")
     except (OSError, ValueError, RuntimeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise InvalidValue(
